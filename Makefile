@@ -1,0 +1,44 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+
+# The pinned torch goes in by itself before everything else, so that no other package's range picks another build.
+TORCH := $(shell grep '^torch==' constraints.txt)
+
+DEV := $(VENV)/.installed
+BENCH := $(VENV)/.installed-bench
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(DEV) ## learn a few small tasks and show that none is forgotten
+	$(BIN)/python examples/quickstart.py
+
+test: lint ## lint, then run the tests (all but the slow ones)
+	$(BIN)/python -m pytest -q
+
+lint: $(DEV) ## check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(BENCH) ## measure speed and memory against other libraries
+	$(BIN)/python benchmarks/run.py
+
+clean: ## remove the virtual environment, caches and builds
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(DEV): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) $(TORCH)
+	$(PIP) -e '.[test,demo]'
+	@touch $@
+
+$(BENCH): $(DEV)
+	$(PIP) -e '.[bench]'
+	@touch $@

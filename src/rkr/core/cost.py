@@ -1,0 +1,278 @@
+"""What tasks cost: parameters, percent of the network, bytes, multiply-adds.
+
+Everything is counted on the live modules. The paper's percentages (its K and component tables) count LM, RM, F and
+the affine parameters of BatchNorm, against all parameters of the network with its own head; a task's head is inside
+that 100 %. Statistics and heads are counted apart, so no cost is hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from rkr.core.tasks import Task, is_statistic
+from rkr.errors import UsageError
+
+if TYPE_CHECKING:
+    from rkr.core.model import RectifiedModel
+
+
+@dataclass(frozen=True)
+class TaskCost:
+    """One task.
+
+    Attributes:
+        name: The task.
+        rectification: Numbers in LM and RM.
+        scale: Numbers in F.
+        norm: Affine parameters of normalisation layers.
+        statistics: Running statistics of normalisation layers.
+        head: Numbers in the task's own classification layer.
+        percent: LM, RM, F and affine parameters in percent of the network: the paper's figure.
+        percent_stored: All that the task stores, head and statistics included, in percent of the network.
+        bytes: Memory of all that the task stores.
+    """
+
+    name: str
+    rectification: int
+    scale: int
+    norm: int
+    statistics: int
+    head: int
+    percent: float
+    percent_stored: float
+    bytes: int
+
+    @property
+    def parameters(self) -> int:
+        """The numbers that `percent` counts."""
+        return self.rectification + self.scale + self.norm
+
+
+@dataclass(frozen=True)
+class MultiplyAdds:
+    """Multiply-adds of one sample, and what F adds where it is not folded into the weights.
+
+    Attributes:
+        network: The plain network's convolutions and linear layers.
+        paper: The paper's convention: one multiply for each scaled convolution channel, as if F were folded into the filter.
+        per_output: One multiply for each scaled value: the cost of really scaling the outputs.
+    """
+
+    network: int
+    paper: int
+    per_output: int
+
+    @property
+    def paper_percent(self) -> float:
+        """`paper` in percent of the network."""
+        return 100 * self.paper / self.network
+
+    @property
+    def per_output_percent(self) -> float:
+        """`per_output` in percent of the network."""
+        return 100 * self.per_output / self.network
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A module with parameters that all tasks share, frozen."""
+
+    name: str
+    type: str
+    parameters: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of a model; print it for a table.
+
+    Attributes:
+        network: Parameters of the network, its own head included: 100 %.
+        network_bytes: Their memory, with buffers.
+        tasks: One entry per task, in order.
+        multiply_adds: Per sample, or None if the input's shape is not known.
+        shared: Modules that are not rectified and stay as they are.
+    """
+
+    network: int
+    network_bytes: int
+    tasks: tuple[TaskCost, ...]
+    multiply_adds: MultiplyAdds | None
+    shared: tuple[Shared, ...]
+
+    def __getitem__(self, name: str) -> TaskCost:
+        for task in self.tasks:
+            if task.name == name:
+                return task
+        raise UsageError(f"no task is named {name!r}")
+
+    @property
+    def percent(self) -> float:
+        """The paper's figure for the task added last: percent of the network."""
+        return self.tasks[-1].percent if self.tasks else 0.0
+
+    @property
+    def total_percent(self) -> float:
+        """Network and all tasks, in percent of the network: the paper's "capacity"."""
+        return 100 + sum(t.percent for t in self.tasks)
+
+    @property
+    def total_bytes(self) -> int:
+        """Memory of network and tasks."""
+        return self.network_bytes + sum(t.bytes for t in self.tasks)
+
+    def __str__(self) -> str:
+        rows = [("", "LM, RM", "F", "norm", "%", "head", "statistics", "% stored", "bytes")]
+        rows += [
+            (
+                t.name,
+                f"{t.rectification:,}",
+                f"{t.scale:,}",
+                f"{t.norm:,}",
+                f"{t.percent:.4f}",
+                f"{t.head:,}",
+                f"{t.statistics:,}",
+                f"{t.percent_stored:.4f}",
+                f"{t.bytes:,}",
+            )
+            for t in self.tasks
+        ]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = [
+            "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+            for row in rows
+        ]
+        lines.append(
+            f"network {self.network:,} parameters, {self.network_bytes:,} bytes; with {len(self.tasks)} tasks "
+            f"{self.total_percent:.2f} %, {self.total_bytes:,} bytes"
+        )
+        macs = self.multiply_adds
+        if macs is None:
+            lines.append("multiply-adds: give cost() an example input or its shape, such as cost((3, 32, 32))")
+        else:
+            lines.append(
+                f"multiply-adds {macs.network:,}; F adds {macs.paper_percent:.1e} % by the paper's count "
+                f"(per channel), {macs.per_output_percent:.4f} % per output value, 0 when merged"
+            )
+        for s in self.shared:
+            lines.append(f"shared and frozen: {s.name or 'the network itself'} ({s.type}, {s.parameters:,}): {s.reason}")
+        return "\n".join(lines)
+
+
+def measure(model: RectifiedModel, example: Tensor | Sequence[int] | None = None) -> Cost:
+    """Count everything on a model."""
+    network = sum(p.numel() for p in model.network.parameters())
+    tasks = tuple(_task_cost(model, task, network) for task in model.tasks.values())
+    state = {id(t): t for t in (*model.network.parameters(), *model.network.buffers())}
+    return Cost(
+        network,
+        sum(t.nbytes for t in state.values()),
+        tasks,
+        _multiply_adds(model, example),
+        tuple(_shared(model)),
+    )
+
+
+def _task_cost(model: RectifiedModel, task: Task, network: int) -> TaskCost:
+    counts = dict.fromkeys(("rectification", "scale", "norm", "statistics", "head"), 0)
+    norms = {site.path for site in model._sites if site.kind == "norm"}
+    state = model._task_state(task)
+    for key, tensor in state.items():
+        path, _, last = key.rpartition(".")
+        if is_statistic(key):
+            kind = "statistics"
+        elif path in norms:
+            kind = "norm"
+        elif key.startswith("head.") and last in ("weight", "bias"):
+            kind = "head"
+        else:
+            kind = "scale" if last == "f" else "rectification"
+        counts[kind] += tensor.numel()
+    percent = 100 * (counts["rectification"] + counts["scale"] + counts["norm"]) / network
+    stored = 100 * sum(counts.values()) / network
+    nbytes = sum(t.nbytes for t in state.values())
+    return TaskCost(task.name, **counts, percent=percent, percent_stored=stored, bytes=nbytes)
+
+
+def _shared(model: RectifiedModel) -> list[Shared]:
+    from rkr.core.model import weight_kind
+
+    own: dict[int, set[str]] = {}
+    for site in model._sites:
+        names = {"weight", "bias"} if site.kind in ("head", "norm") else {site.weight_name, site.bias_name}
+        if site.kind == "norm" and not site.affine:
+            names = set()
+        own[id(site.module)] = names
+    found = []
+    for path, module in model.network.named_modules():
+        left = [p for n, p in module._parameters.items() if p is not None and n not in own.get(id(module), set())]
+        if not left:
+            continue
+        if any(s.module is module and s.kind == "norm" for s in model._sites) or "Norm" in type(module).__name__:
+            reason = "its affine parameters stay as the first task left them, by the options"
+        elif weight_kind(module) is not None:
+            reason = "left out by the options"
+        else:
+            reason = "not a layer that can be rectified"
+        found.append(Shared(path, _type_name(module), sum(p.numel() for p in left), reason))
+    return found
+
+
+def _type_name(module: nn.Module) -> str:
+    return type(module).__name__.removeprefix("Rectified")
+
+
+def _multiply_adds(model: RectifiedModel, example: Tensor | Sequence[int] | None) -> MultiplyAdds | None:
+    """Run one sample and count at each layer from its output's shape."""
+    if example is None:
+        example = getattr(model.network, "input_shape", None)
+    if example is None:
+        return None
+    reference = next(iter(model.network.parameters()))
+    if isinstance(example, Tensor):
+        x = example[:1].to(reference.device)
+    else:
+        x = torch.zeros(1, *example, dtype=reference.dtype, device=reference.device)
+    outputs: dict[int, int] = {}
+
+    def record(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        outputs[id(module)] = outputs.get(id(module), 0) + output.numel()
+
+    from rkr.core.model import weight_kind
+
+    layers = {p: m for p, m in model.network.named_modules() if weight_kind(m) in ("linear", "conv")}
+    hooks = [m.register_forward_hook(record) for m in layers.values()]
+    modes = {m: m.training for m in model.network.modules()}
+    active, model._active.task = model._active.task, None
+    try:
+        model.network.eval()
+        with torch.no_grad():
+            model.network(x)
+    except Exception as error:
+        raise UsageError(
+            f"the network does not run on an input of shape {tuple(x.shape[1:])}: {error}"
+        ) from error
+    finally:
+        model._active.task = active
+        for hook in hooks:
+            hook.remove()
+        for module, mode in modes.items():
+            module.training = mode
+    network = sum(outputs.get(id(m), 0) * prod(_weight(m).shape[1:]) for m in layers.values())
+    scaled = [s for s in model._sites if s.scaled]
+    return MultiplyAdds(
+        network,
+        sum(s.weight.shape[0] for s in scaled if s.kind == "conv"),
+        sum(outputs.get(id(s.module), 0) for s in scaled),
+    )
+
+
+def _weight(module: nn.Module) -> Tensor:
+    return module._parameters["weight"]  # type: ignore[return-value]

@@ -1,0 +1,142 @@
+"""The options of `rkr.rectify`, in one documented place."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from rkr.errors import UsageError
+
+LAYER_CHOICES = (True, False, "conv", "linear")
+BN_POLICIES = ("auto", "per_task", "stats", "affine", "frozen")
+LAYOUTS = ("axes", "reshape")
+MIXED = ("auto", "group", "layer")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a network is rectified. Fixed when `rectify` is called and stored in every file.
+
+    Attributes:
+        rank: K, the inner size of `R = LM·RM` (paper, "Reducing Parameters"). The paper uses 2 for
+            classification and 16 for the zero-shot encoder.
+        rectify_weights: Where weights are rectified (equation 1): ``True`` for every layer, ``False``
+            for none, ``"conv"`` or ``"linear"`` for that kind only.
+        scale_outputs: Where outputs are scaled by F (equation 2); same values. RKR-Lite is
+            ``rectify_weights="conv", scale_outputs="linear"``.
+        include: Shell-style name patterns (``"layer4.*"``); only layers that match one are rectified.
+        exclude: Layers that match one of these are left alone, even if included.
+        ranks: Rank by name pattern, e.g. ``{"layer4.*": 8}``; the last pattern that matches wins,
+            other layers use `rank`.
+        bn: What each task keeps of a BatchNorm (or InstanceNorm) layer. ``"per_task"``: affine
+            parameters and running statistics. ``"stats"``: statistics only; the affine parameters stay
+            as the first task left them. ``"affine"``: the reverse. ``"frozen"``: nothing. ``"auto"``
+            is ``"per_task"`` where convolutions are scaled and ``"stats"`` elsewhere, because the paper
+            books the affine parameters under scaling. Statistics are never shared and moving.
+        norm: ``"frozen"`` or ``"per_task"``: the affine parameters of LayerNorm, GroupNorm, RMSNorm.
+        layout: How `LM·RM` becomes a kernel. ``"axes"``: rows are (width, input channel), columns
+            (height, output channel), so that R is a separable convolution. ``"reshape"``: row-major
+            reshape to (width, height, input, output), for fidelity studies; slower.
+        init_gain: Multiplies the standard deviation with which LM is drawn (see `layers.lm_std`).
+        cache_bytes: Bound on the memory that holds merged weights of recently used tasks. The task in
+            use is always cached.
+        mixed: How a batch with several tasks is computed. ``"group"``: one pass per task. ``"layer"``:
+            one pass, each layer applies each sample's own factors. ``"auto"``: ``"layer"`` for networks
+            made mostly of linear layers, once a first batch has shown that both agree; else ``"group"``.
+        fast: ``False`` computes the paper's formula literally, for debugging and for derivatives of
+            derivatives, which the fast kernels do not have.
+    """
+
+    rank: int = 2
+    rectify_weights: bool | str = True
+    scale_outputs: bool | str = True
+    include: Sequence[str] = ("*",)
+    exclude: Sequence[str] = ()
+    ranks: Mapping[str, int] = field(default_factory=dict)
+    bn: str = "auto"
+    norm: str = "frozen"
+    layout: str = "axes"
+    init_gain: float = 1.0
+    cache_bytes: int = 1 << 30
+    mixed: str = "auto"
+    fast: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("include", "exclude"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        object.__setattr__(self, "ranks", dict(self.ranks))
+        _check_rank("rank", self.rank)
+        for pattern, rank in self.ranks.items():
+            _check_rank(f"ranks[{pattern!r}]", rank)
+        _check_choice("rectify_weights", self.rectify_weights, LAYER_CHOICES)
+        _check_choice("scale_outputs", self.scale_outputs, LAYER_CHOICES)
+        _check_choice("bn", self.bn, BN_POLICIES)
+        _check_choice("norm", self.norm, ("frozen", "per_task"))
+        _check_choice("layout", self.layout, LAYOUTS)
+        _check_choice("mixed", self.mixed, MIXED)
+        if not self.init_gain > 0:
+            raise UsageError(f"init_gain must be greater than 0, not {self.init_gain!r}")
+        if self.cache_bytes < 0:
+            raise UsageError(f"cache_bytes must be at least 0, not {self.cache_bytes!r}")
+
+    def selects(self, path: str) -> bool:
+        """Whether the layer at `path` passes the include and exclude patterns."""
+        return any(fnmatchcase(path, p) for p in self.include) and not any(
+            fnmatchcase(path, p) for p in self.exclude
+        )
+
+    def rank_of(self, path: str) -> int:
+        """K for the layer at `path`."""
+        matching = [rank for pattern, rank in self.ranks.items() if fnmatchcase(path, pattern)]
+        return matching[-1] if matching else self.rank
+
+    def rectifies(self, kind: str) -> bool:
+        """Whether layers of this kind ("conv" or "linear") get a weight rectification."""
+        return self.rectify_weights is True or self.rectify_weights == kind
+
+    def scales(self, kind: str) -> bool:
+        """Whether layers of this kind ("conv" or "linear") get scaling factors."""
+        return self.scale_outputs is True or self.scale_outputs == kind
+
+    @property
+    def bn_affine(self) -> bool:
+        """Whether each task has its own BatchNorm affine parameters."""
+        return self._bn_policy in ("per_task", "affine")
+
+    @property
+    def bn_stats(self) -> bool:
+        """Whether each task has its own BatchNorm running statistics."""
+        return self._bn_policy in ("per_task", "stats")
+
+    @property
+    def _bn_policy(self) -> str:
+        if self.bn != "auto":
+            return self.bn
+        return "per_task" if self.scales("conv") else "stats"
+
+    def to_json(self) -> dict[str, Any]:
+        """The options as plain JSON values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Options:
+        """Rebuild from `to_json`; unknown names are refused."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise UsageError(f"unknown option {unknown[0]!r}; known options: {', '.join(sorted(known))}")
+        return cls(**values)
+
+
+def _check_rank(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
+
+
+def _check_choice(name: str, value: Any, allowed: Sequence[Any]) -> None:
+    if not any(type(value) is type(a) and value == a for a in allowed):
+        raise UsageError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")

@@ -1,0 +1,209 @@
+"""What one task owns, and which task is in use."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from rkr.errors import UsageError
+
+if TYPE_CHECKING:
+    from rkr.core.layers import Site
+    from rkr.core.mixed import MixedBatch
+
+
+class Task(nn.Module):
+    """One task's tensors, under the names that its file uses: "layer1.0.conv1.lm", "bn1.running_mean", "head.weight".
+
+    The tensors are held flat, without a module per layer: a thousand tasks stay cheap to hold, move and walk over.
+    """
+
+    def __init__(self, name: str, classes: int | None, class_names: Sequence[str] | None = None) -> None:
+        super().__init__()
+        self.name = name
+        self.classes = classes
+        self.class_names = None if class_names is None else tuple(class_names)
+
+    def put(self, key: str, tensor: Tensor) -> None:
+        """Store a tensor: floating point as a parameter, unless it is a running statistic."""
+        if is_statistic(key):
+            self._buffers[key] = tensor.detach()
+        else:
+            self._parameters[key] = nn.Parameter(tensor.detach(), requires_grad=False)
+
+    def discard(self, key: str) -> None:
+        """Give up a tensor."""
+        self._parameters.pop(key, None)
+        self._buffers.pop(key, None)
+
+    def get(self, key: str) -> Tensor | None:
+        """The tensor under `key`, or None if this task has no such tensor of its own."""
+        value = self._parameters.get(key)
+        return value if value is not None else self._buffers.get(key)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name."""
+        found = {**self._parameters, **self._buffers}
+        return {key: value for key, value in found.items() if value is not None}
+
+    def trainable(self, on: bool) -> None:
+        """Let gradients flow into the parameters of this task, or not."""
+        for p in self._parameters.values():
+            if p is not None:
+                p.requires_grad_(on)
+                if not on:
+                    p.grad = None
+
+
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+def is_statistic(key: str) -> bool:
+    """Whether a tensor name is a normalisation statistic, which no optimiser touches."""
+    return key.rpartition(".")[2] in STATISTICS
+
+
+class TaskTable(nn.Module):
+    """The tasks of a model by name, in the order in which they came.
+
+    Names are free text, so entries bypass the checks that attribute names need.
+    """
+
+    def __getitem__(self, name: str) -> Task:
+        try:
+            return self._modules[_module_key(name)]  # type: ignore[return-value]
+        except KeyError:
+            known = ", ".join(repr(n) for n in list(self)[:8]) or "none yet"
+            more = ", ..." if len(self) > 8 else ""
+            raise UsageError(
+                f"no task is named {name!r}; tasks: {known}{more}. Add one with add_task."
+            ) from None
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and _module_key(name) in self._modules
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[str]:
+        return (task.name for task in self._modules.values())  # type: ignore[union-attr, misc]
+
+    def values(self) -> list[Task]:
+        """The tasks in order."""
+        return list(self._modules.values())  # type: ignore[arg-type]
+
+    def last(self) -> Task | None:
+        """The task that was added last."""
+        return next(reversed(self._modules.values()), None)  # type: ignore[arg-type]
+
+    def put(self, task: Task) -> None:
+        """Add a task, or replace the one with its name in place."""
+        self._modules[_module_key(task.name)] = task
+
+    def remove(self, name: str) -> Task:
+        """Take a task out."""
+        task = self[name]
+        del self._modules[_module_key(name)]
+        return task
+
+    def train(self, mode: bool = True) -> TaskTable:
+        """Tasks hold tensors only, so there is nothing to switch, however many they are."""
+        self.training = mode
+        return self
+
+
+def _module_key(name: str) -> str:
+    return name.replace("%", "%25").replace(".", "%2E")
+
+
+@dataclass(eq=False)
+class Active:
+    """Which task a network computes with. Every rectified layer points here, so a switch is one assignment."""
+
+    task: Task | None = None
+    mixed: MixedBatch | None = None
+    cache: MergeCache = field(default_factory=lambda: MergeCache(0))
+
+    def require(self) -> Task:
+        """The task in use."""
+        if self.task is None:
+            raise UsageError("no task is selected: call add_task or set_task first")
+        return self.task
+
+
+class MergeCache:
+    """Merged weights of the tasks used last, within a bound in bytes.
+
+    An entry is served only while every tensor it was built from is unchanged: its key holds their addresses and
+    version counters, so a task that was trained or loaded again is merged anew. Weights are always built from
+    the frozen base, never un-merged, so nothing drifts.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._entries: OrderedDict[Task, dict[Site, tuple[Any, Tensor, Tensor | None]]] = OrderedDict()
+        self._bytes = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held now."""
+        return self._bytes
+
+    def get(self, task: Task, site: Site, key: Any) -> tuple[Tensor, Tensor | None] | None:
+        """The merged weight and bias, if they are there and still valid."""
+        entry = self._entries.get(task, {}).get(site)
+        return entry[1:] if entry is not None and entry[0] == key else None
+
+    def put(self, task: Task, site: Site, key: Any, weight: Tensor, bias: Tensor | None) -> None:
+        """Keep merged tensors; the least recently used other tasks make room."""
+        entries = self._entries.setdefault(task, {})
+        if site in entries:
+            self._bytes -= _size(entries[site])
+        entries[site] = (key, weight, bias)
+        self._bytes += _size(entries[site])
+        self.touch(task)
+        while self._bytes > self.limit and len(self._entries) > 1:
+            self.drop(next(iter(self._entries)))
+
+    def touch(self, task: Task) -> None:
+        """Mark a task as used now."""
+        if task in self._entries:
+            self._entries.move_to_end(task)
+
+    def drop(self, task: Task) -> None:
+        """Forget one task's merged weights."""
+        self._bytes -= sum(map(_size, self._entries.pop(task, {}).values()))
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._entries.clear()
+        self._bytes = 0
+
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> MergeCache:
+        return MergeCache(self.limit)
+
+    def __reduce__(self) -> tuple[type[MergeCache], tuple[int]]:
+        return MergeCache, (self.limit,)
+
+
+def _size(entry: tuple[Any, Tensor, Tensor | None]) -> int:
+    return sum(t.nbytes for t in entry[1:] if t is not None)
+
+
+def version_key(*tensors: Tensor | None) -> tuple[Any, ...]:
+    """Changes whenever one of the tensors is replaced or written to."""
+    return tuple(
+        None if t is None else (t.data_ptr(), 0 if t.is_inference() else t._version, t.dtype)
+        for t in tensors
+    )
+
+
+def clone_state(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Independent copies."""
+    with torch.no_grad():
+        return {key: value.detach().clone() for key, value in tensors.items()}

@@ -1,0 +1,10 @@
+"""The networks of the paper's experiments, as plain modules that know nothing of any learning method.
+
+Every network has an `input_shape`, the shape of one sample; every classifier ends in a linear layer `fc`.
+"""
+
+from rkr.networks.cada_vae import VisualEncoder
+from rkr.networks.lenet import LeNet, lenet
+from rkr.networks.resnet import ResNet, resnet18, resnet32
+
+__all__ = ["LeNet", "ResNet", "VisualEncoder", "lenet", "resnet18", "resnet32"]
