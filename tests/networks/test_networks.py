@@ -119,9 +119,7 @@ def test_resnet18_equals_an_independent_implementation() -> None:
     for stage in range(4):
         for block in range(2):
             for ours, theirs in inner.items():
-                names[f"layer{stage + 1}.{block}.{ours}"] = (
-                    f"resnet.encoder.stages.{stage}.layers.{block}.{theirs}"
-                )
+                names[f"layer{stage + 1}.{block}.{ours}"] = f"resnet.encoder.stages.{stage}.layers.{block}.{theirs}"
     for module in reference.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.running_mean.normal_(std=0.1)

@@ -1,1 +1,1 @@
-"""The method: rectified layers, their tasks, their files and their cost. Knows torch and nothing else of the package."""
+"""The method: rectified layers, their tasks, files and cost. Knows torch and nothing else of the package."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from rkr.core.sites import weight_kind
 from rkr.core.tasks import Task, is_statistic
 from rkr.errors import UsageError
 
@@ -60,7 +61,7 @@ class MultiplyAdds:
 
     Attributes:
         network: The plain network's convolutions and linear layers.
-        paper: The paper's convention: one multiply for each scaled convolution channel, as if F were folded into the filter.
+        paper: The paper's convention: one multiply for each scaled convolution channel, as if folded into the filter.
         per_output: One multiply for each scaled value: the cost of really scaling the outputs.
     """
 
@@ -149,8 +150,9 @@ class Cost:
             "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
             for row in rows
         ]
+        count = "1 task" if len(self.tasks) == 1 else f"{len(self.tasks)} tasks"
         lines.append(
-            f"network {self.network:,} parameters, {self.network_bytes:,} bytes; with {len(self.tasks)} tasks "
+            f"network {self.network:,} parameters, {self.network_bytes:,} bytes; with {count} "
             f"{self.total_percent:.2f} %, {self.total_bytes:,} bytes"
         )
         macs = self.multiply_adds
@@ -162,7 +164,9 @@ class Cost:
                 f"(per channel), {macs.per_output_percent:.4f} % per output value, 0 when merged"
             )
         for s in self.shared:
-            lines.append(f"shared and frozen: {s.name or 'the network itself'} ({s.type}, {s.parameters:,}): {s.reason}")
+            lines.append(
+                f"shared and frozen: {s.name or 'the network itself'} ({s.type}, {s.parameters:,}): {s.reason}"
+            )
         return "\n".join(lines)
 
 
@@ -202,12 +206,10 @@ def _task_cost(model: RectifiedModel, task: Task, network: int) -> TaskCost:
 
 
 def _shared(model: RectifiedModel) -> list[Shared]:
-    from rkr.core.model import weight_kind
-
     own: dict[int, set[str]] = {}
     for site in model._sites:
         names = {"weight", "bias"} if site.kind in ("head", "norm") else {site.weight_name, site.bias_name}
-        if site.kind == "norm" and not site.affine:
+        if site.kind == "pinned" or (site.kind == "norm" and not site.affine):
             names = set()
         own[id(site.module)] = names
     found = []
@@ -240,15 +242,31 @@ def _multiply_adds(model: RectifiedModel, example: Tensor | Sequence[int] | None
         x = example[:1].to(reference.device)
     else:
         x = torch.zeros(1, *example, dtype=reference.dtype, device=reference.device)
-    outputs: dict[int, int] = {}
+    outputs: dict[nn.Module, int] = {}  # values that each layer put out
+    products = 0
 
-    def record(module: nn.Module, inputs: Any, output: Tensor) -> None:
-        outputs[id(module)] = outputs.get(id(module), 0) + output.numel()
+    def count(module: nn.Module, values: int, inputs: int) -> None:
+        nonlocal products
+        outputs[module] = outputs.get(module, 0) + values
+        products += values * inputs
 
-    from rkr.core.model import weight_kind
+    def record(module: nn.Module, inputs: Any, output: Any) -> None:
+        count(module, output.numel(), prod(cast("Tensor", module._parameters["weight"]).shape[1:]))
 
-    layers = {p: m for p, m in model.network.named_modules() if weight_kind(m) in ("linear", "conv")}
-    hooks = [m.register_forward_hook(record) for m in layers.values()]
+    def record_attention(module: nn.Module, inputs: Any, keywords: Any, output: Any) -> None:
+        # Attention reads its projections' weights without calling them: one output per input value of q, k and v.
+        q, k, v = (*inputs, *(keywords[name] for name in ("query", "key", "value") if name in keywords))[:3]
+        attention = cast("nn.MultiheadAttention", module)
+        for t in (q, k, v):
+            count(attention, t.numel() // t.shape[-1] * attention.embed_dim, t.shape[-1])
+        count(attention.out_proj, q.numel() // q.shape[-1] * attention.embed_dim, attention.embed_dim)
+
+    hooks = []
+    for module in model.network.modules():
+        if isinstance(module, nn.MultiheadAttention):
+            hooks.append(module.register_forward_hook(record_attention, with_kwargs=True))
+        elif weight_kind(module) is not None:
+            hooks.append(module.register_forward_hook(record))
     modes = {m: m.training for m in model.network.modules()}
     active, model._active.task = model._active.task, None
     try:
@@ -256,23 +274,16 @@ def _multiply_adds(model: RectifiedModel, example: Tensor | Sequence[int] | None
         with torch.no_grad():
             model.network(x)
     except Exception as error:
-        raise UsageError(
-            f"the network does not run on an input of shape {tuple(x.shape[1:])}: {error}"
-        ) from error
+        raise UsageError(f"the network does not run on an input of shape {tuple(x.shape[1:])}: {error}") from error
     finally:
         model._active.task = active
         for hook in hooks:
             hook.remove()
         for module, mode in modes.items():
             module.training = mode
-    network = sum(outputs.get(id(m), 0) * prod(_weight(m).shape[1:]) for m in layers.values())
     scaled = [s for s in model._sites if s.scaled]
     return MultiplyAdds(
-        network,
+        products,
         sum(s.weight.shape[0] for s in scaled if s.kind == "conv"),
-        sum(outputs.get(id(s.module), 0) for s in scaled),
+        sum(outputs.get(s.module, 0) for s in scaled),
     )
-
-
-def _weight(module: nn.Module) -> Tensor:
-    return module._parameters["weight"]  # type: ignore[return-value]

@@ -13,6 +13,7 @@ All use the "axes" layout, in which R is separable: a (1 x W) convolution to K c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,9 +21,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# A convolution with fewer input channels forms the full weight gradient: the products with K columns would
-# cost about as much as the gradient that they replace.
-MIN_CHANNELS = 24
+# The factored gradients pay where the full weight gradient is this many times larger than the two factors.
+# Measured: first layers with 3 input channels lose; 16 channels with 3x3 kernels and rank 2 (ratio 12) win.
+MIN_RATIO = 10
+
+
+def factored_pays(weight: torch.Size, rank: int | None) -> bool:
+    """Whether a convolution should form the gradients of LM and RM without the full weight gradient."""
+    outputs, inputs, height, width = weight
+    factors = (rank or 1) * (width * inputs + height * outputs)
+    return outputs * inputs * height * width >= MIN_RATIO * factors
+
 
 Pair = tuple[int, int]
 
@@ -41,8 +50,8 @@ def merge(w: Tensor, lm: Tensor | None, rm: Tensor | None, f: Tensor | None, lay
     if lm is None or rm is None:
         return out
     if layout == "reshape":
-        r = reshape_layout(lm, rm, w.shape)
-        return out.add_(r if f is None else r * _per_output(f, w.dim()))
+        torch.add(w, reshape_layout(lm, rm, w.shape), out=out)
+        return out if f is None else out.mul_(_per_output(f, w.dim()))
     rows = _output_rows(rm, f, w.shape[0])  # (O·H, K)
     flat = out.movedim(1, -1)  # (O, *kernel, I): contiguous if w is channels_last, or has no kernel
     if flat.is_contiguous():
@@ -72,6 +81,11 @@ def _output_rows(rm: Tensor, f: Tensor | None, outputs: int) -> Tensor:
     return rows.reshape(-1, rm.shape[0])
 
 
+def thin(a: Tensor, b: Tensor) -> Tensor:
+    """a (N, C) @ b (C, K) for a small K. Asked for the other way round it is 3 to 6 times faster on CPUs."""
+    return (b.t() @ a.t()).t()
+
+
 class MergedWeight(torch.autograd.Function):
     """`merge` with gradients of W, LM, RM and F from the full weight gradient."""
 
@@ -92,9 +106,9 @@ class MergedWeight(torch.autograd.Function):
         if lm is not None:
             flat = g.movedim(1, -1).reshape(-1, lm.shape[0])  # (O·H, W·I)
             if ctx.needs_input_grad[1]:
-                dlm = flat.t() @ _output_rows(rm, f, w.shape[0])
+                dlm = (_output_rows(rm, f, w.shape[0]).t() @ flat).t()
             if ctx.needs_input_grad[2] or df is not None:
-                drows = (flat @ lm).view(w.shape[0], -1, lm.shape[1])  # (O, H, K), as if F were 1
+                drows = thin(flat, lm).reshape(w.shape[0], -1, lm.shape[1])  # (O, H, K), as if F were 1
                 if df is not None:
                     df += (drows * _output_rows(rm, None, w.shape[0]).view_as(drows)).sum((1, 2))
                 if f is not None:
@@ -110,7 +124,7 @@ class MergedWeight(torch.autograd.Function):
 class FactoredLinear(torch.autograd.Function):
     """`(x W' + b + (x LM) RM) · F` without building `W + R`.
 
-    x is (..., I), W (O, I). With many rows (tokens of a transformer) it is cheaper to merge once than to pass over
+    x is (N, I), W (O, I). With many rows (tokens of a transformer) it is cheaper to merge once than to pass over
     the outputs again, so `fold` chooses; either way no gradient of W is formed unless W asks for one.
     """
 
@@ -125,39 +139,37 @@ class FactoredLinear(torch.autograd.Function):
         f: Tensor | None,
         fold: bool,
     ) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1])  # (N, I)
-        u = None if lm is None else rows @ lm  # (N, K)
+        u = None if lm is None else thin(x, lm)  # (N, K)
         merged = None
         if fold:
             merged = merge(w, lm, rm, f)
-            y = F.linear(rows, merged, b if f is None or b is None else b * f)
+            y = F.linear(x, merged, b if f is None or b is None else b * f)
         else:
-            y = F.linear(rows, w, b)
+            y = F.linear(x, w, b)
             if u is not None and rm is not None:
                 y.addmm_(u, rm)
             if f is not None:
                 y.mul_(f)
-        ctx.save_for_backward(rows, w, b, lm, rm, f, u, merged, y if f is not None else None)
-        ctx.shape = x.shape
-        return y.view(*x.shape[:-1], y.shape[-1])
+        ctx.save_for_backward(x, w, b, lm, rm, f, u, merged)
+        ctx.output = _Output(y)
+        return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        rows, w, b, lm, rm, f, u, merged, y = ctx.saved_tensors
+        x, w, b, lm, rm, f, u, merged = ctx.saved_tensors
         need = ctx.needs_input_grad
-        dy = dy.reshape(-1, dy.shape[-1])  # (N, O)
         dx = dw = db = dlm = drm = df = None
         if f is not None and need[5]:
-            df = _scale_gradient(dy, y, f, lambda: _linear_unscaled(rows, w, b, u, rm))
+            df = ctx.output.scale_gradient(dy, f, lambda: _linear_unscaled(x, w, b, u, rm))
         # The gradient before F, (N, O); with merged weights F is already inside them and RM.
         g = dy if f is None or (merged is not None and not need[1] and not need[2]) else dy * f
         unscaled = g is dy and f is not None
         t = None
         if lm is not None:
-            t = g @ ((rm * f) if unscaled else rm).t()  # (N, K)
+            t = thin(g, ((rm * f) if unscaled else rm).t())  # (N, K)
             if need[3]:
-                dlm = rows.t() @ t
+                dlm = (t.t() @ x).t()
             if need[4]:
                 drm = u.t() @ g
                 if unscaled:
@@ -169,31 +181,35 @@ class FactoredLinear(torch.autograd.Function):
                 dx = g @ w
                 if t is not None:
                     dx.addmm_(t, lm.t())
-            dx = dx.view(ctx.shape)
         if need[1]:
-            dw = g.t() @ rows
+            dw = g.t() @ x
         if b is not None and need[2]:
             db = g.sum(0)
         return dx, dw, db, dlm, drm, df, None
 
 
-def _linear_unscaled(
-    rows: Tensor, w: Tensor, b: Tensor | None, u: Tensor | None, rm: Tensor | None
-) -> Tensor:
+def _linear_unscaled(rows: Tensor, w: Tensor, b: Tensor | None, u: Tensor | None, rm: Tensor | None) -> Tensor:
     y = F.linear(rows, w, b)
     return y if u is None or rm is None else y.addmm_(u, rm)
 
 
-def _scale_gradient(dy: Tensor, y: Tensor, f: Tensor, unscaled: Any) -> Tensor:
-    """dF = sum over samples of dY times the output before scaling, which is Y / F.
+class _Output:
+    """A layer's scaled output, remembered for the gradient of F.
 
-    Y is kept by the following layer anyway, so this costs no memory. Where F is 0 nothing can be divided:
-    only then the output is computed again, by `unscaled()`.
+    The following layer keeps it anyway, so this costs no memory. It is not among autograd's saved tensors, because
+    users may write to it (`ReLU(inplace=True)`): then, and where F is 0, the unscaled output is computed again.
     """
-    tiny = f.abs() < torch.finfo(f.dtype).tiny ** 0.5
-    if bool(tiny.any()):
-        return channel_dot(dy, unscaled())
-    return channel_dot(dy, y) / f
+
+    def __init__(self, y: Tensor) -> None:
+        self.y = y.detach()
+        self.version = self.y._version
+
+    def scale_gradient(self, dy: Tensor, f: Tensor, unscaled: Callable[[], Tensor]) -> Tensor:
+        """dF: for each channel the sum of dY times the output before scaling, which is Y / F."""
+        tiny = f.abs() < torch.finfo(f.dtype).tiny ** 0.5
+        if self.y._version != self.version or bool(tiny.any()):
+            return channel_dot(dy, unscaled())
+        return channel_dot(dy, self.y) / f
 
 
 def channel_dot(a: Tensor, b: Tensor) -> Tensor:
@@ -202,13 +218,14 @@ def channel_dot(a: Tensor, b: Tensor) -> Tensor:
     The batch-norm backward kernel computes sum((b - mean)·invstd·a); with mean 0 and invstd 1 it is this product.
     """
     channels = a.shape[1]
-    if a.dim() == 2 or a.dtype not in (torch.float32, torch.float64):
+    # Where strides differ, torch's kernel misreads some batches of one sample.
+    if a.dim() == 2 or a.numel() == 0 or a.stride() != b.stride() or a.dtype not in (torch.float32, torch.float64):
         return (a * b).sum([d for d in range(a.dim()) if d != 1])
     zeros, ones = a.new_zeros(channels), a.new_ones(channels)
     _, dot, _ = torch.ops.aten.native_batch_norm_backward(
         a, b, None, None, None, zeros, ones, True, 0.0, [False, True, False]
     )
-    return dot  # type: ignore[no-any-return]
+    return dot
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -234,14 +251,15 @@ class FactoredConv2d(torch.autograd.Function):
         merged = merge(w, lm, rm, f)
         bias = b if b is None or f is None else b * f
         y = F.conv2d(x, merged, bias, stride, padding, dilation)
-        ctx.save_for_backward(x, w, b, lm, rm, f, merged, y if f is not None else None)
+        ctx.save_for_backward(x, w, b, lm, rm, f, merged)
+        ctx.output = _Output(y)
         ctx.geometry = (stride, padding, dilation)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, w, b, lm, rm, f, merged, y = ctx.saved_tensors
+        x, w, b, lm, rm, f, merged = ctx.saved_tensors
         stride, padding, dilation = ctx.geometry
         need = ctx.needs_input_grad
         dx = dlm = drm = df = None
@@ -250,8 +268,8 @@ class FactoredConv2d(torch.autograd.Function):
                 dy, x, merged, None, stride, padding, dilation, False, (0, 0), 1, (True, False, False)
             )[0]
         if f is not None and need[5]:
-            df = _scale_gradient(
-                dy, y, f, lambda: F.conv2d(x, merge(w, lm, rm, None), b, stride, padding, dilation)
+            df = ctx.output.scale_gradient(
+                dy, f, lambda: F.conv2d(x, merge(w, lm, rm, None), b, stride, padding, dilation)
             )
         if lm is not None and (need[3] or need[4]):
             dlm, drm = factor_gradients(x, dy, lm, rm, f, w.shape[2:], stride, padding, dilation)
@@ -276,44 +294,40 @@ def factor_gradients(
     """
     kh, kw = kernel
     (sh, sw), (ph, pw), (dh, dw) = stride, padding, dilation
-    batch, cin, height, width = x.shape
+    cin, height, width = x.shape[1:]
     cout, out_h, out_w = dy.shape[1:]
     k = rm.shape[0]
     across = [_overlap(width, out_w, j * dw - pw, sw) for j in range(kw)]
     down = [_overlap(height, out_h, j * dh - ph, sh) for j in range(kh)]
+    by_width = lm.view(kw, cin, k).transpose(1, 2).reshape(kw * k, cin)  # (W·K, I)
+    by_height = rm.view(k, kh, cout).transpose(0, 1)  # (H, K, O)
+    if f is not None:
+        by_height = by_height * f
 
-    # u[b, y, q, k] = sum_w x[b, :, y, q·sw + w·dw - pw] · LM[w, :, k]
-    by_width = lm.view(kw, cin, k).permute(1, 0, 2).reshape(cin, kw * k)
-    px = _channels_to(x, by_width).view(batch, height, width, kw, k)
-    if kw == 1 and across[0] == (slice(0, width, 1), slice(0, out_w)):
-        u = px[:, :, :, 0]
-    else:
-        u = px.new_zeros(batch, height, out_w, k)
-        for j, (src, dst) in enumerate(across):
-            u[:, :, dst] += px[:, :, src, j]
-    # dRM[k, h, o] = sum u[b, p·sh + h·dh - ph, q, k] · dY[b, o, p, q] · F[o]
-    us = u.new_zeros(batch, out_h, out_w, kh, k)
+    # u[k, y, q] = sum_w LM[w, :, k] · x[:, y, q·sw + w·dw - pw]
+    taps, planes = _channels_to(by_width, x, kw)
+    u = planes.new_zeros(*planes.select(taps, 0).shape[:2], height, out_w)
+    for j, (src, dst) in enumerate(across):
+        u[..., dst] += planes.select(taps, j)[..., src]
+    # dRM[k, h, o] = sum u[k, p·sh + h·dh - ph, q] · dY[o, p, q] · F[o]
+    planes = _planes(taps, kh, u, out_h, out_w)
     for j, (src, dst) in enumerate(down):
-        us[:, dst, :, j] = u[:, src]
-    drm = _pixels_to(us.view(batch, out_h, out_w, kh * k), dy).view(kh, k, cout)
+        planes.select(taps, j)[..., dst, :] = u[..., src, :]
+    drm = _pixels_to(planes, dy, taps).view(kh, k, cout)
     if f is not None:
         drm = drm * f
-    drm = drm.permute(1, 0, 2).reshape(k, kh * cout)
 
-    # s[b, y, q, k] = sum_h dY[b, :, p, q] · F · RM[k, h, :]  with  y = p·sh + h·dh - ph
-    by_height = rm.view(k, kh, cout).permute(2, 1, 0)  # (O, H, K)
-    if f is not None:
-        by_height = by_height * f.view(-1, 1, 1)
-    py = _channels_to(dy, by_height.reshape(cout, kh * k)).view(batch, out_h, out_w, kh, k)
-    s = py.new_zeros(batch, height, out_w, k)
+    # s[k, y, q] = sum_h RM[k, h, :] · F · dY[:, p, q]  with  y = p·sh + h·dh - ph
+    taps, planes = _channels_to(by_height.reshape(kh * k, cout), dy, kh)
+    s = planes.new_zeros(*planes.select(taps, 0).shape[:2], height, out_w)
     for j, (src, dst) in enumerate(down):
-        s[:, src] += py[:, dst, :, j]
-    # dLM[w, i, k] = sum s[b, y, q, k] · x[b, i, y, q·sw + w·dw - pw]
-    ss = s.new_zeros(batch, height, width, kw, k)
+        s[..., src, :] += planes.select(taps, j)[..., dst, :]
+    # dLM[w, i, k] = sum s[k, y, q] · x[i, y, q·sw + w·dw - pw]
+    planes = _planes(taps, kw, s, height, width)
     for j, (src, dst) in enumerate(across):
-        ss[:, :, src, j] = s[:, :, dst]
-    dlm = _pixels_to(ss.view(batch, height, width, kw * k), x).view(kw, k, cin)
-    return dlm.permute(0, 2, 1).reshape(kw * cin, k), drm
+        planes.select(taps, j)[..., src] = s[..., dst]
+    dlm = _pixels_to(planes, x, taps).view(kw, k, cin)
+    return dlm.transpose(1, 2).reshape(kw * cin, k), drm.transpose(0, 1).reshape(k, kh * cout)
 
 
 def _overlap(size: int, outputs: int, offset: int, stride: int) -> tuple[slice, slice]:
@@ -326,21 +340,65 @@ def _overlap(size: int, outputs: int, offset: int, stride: int) -> tuple[slice, 
     return slice(start, (last - first) * stride + start + 1, stride), slice(first, last + 1)
 
 
+# The factors' few channels are kept as planes: (taps, K, B, H, W) beside channels_last tensors, where a product over
+# all pixels is one GEMM, and (B, taps, K, H, W) beside contiguous ones, where it is one GEMM per sample. Functions pass
+# the dimension of the taps along with them.
+
+
 def _is_nhwc(x: Tensor) -> bool:
     return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
 
 
-def _channels_to(x: Tensor, m: Tensor) -> Tensor:
-    """(B, C, H, W) times (C, M) over the channels: (B, H, W, M)."""
+def _channels_to(m: Tensor, x: Tensor, taps: int) -> tuple[int, Tensor]:
+    """(taps·K, C) times (B, C, H, W) over the channels, as planes."""
+    batch, channels, height, width = x.shape
     if _is_nhwc(x):
-        return x.permute(0, 2, 3, 1).reshape(-1, x.shape[1]) @ m
-    return torch.matmul(m.t(), x.flatten(2)).transpose(1, 2).reshape(*x.shape[:1], *x.shape[2:], -1)
+        pixels = x.permute(0, 2, 3, 1).reshape(-1, channels)
+        return 0, (m @ pixels.t()).view(taps, -1, batch, height, width)
+    return 1, torch.matmul(m, x.flatten(2)).view(batch, taps, -1, height, width)
 
 
-def _pixels_to(small: Tensor, x: Tensor) -> Tensor:
-    """(B, H, W, M) times (B, C, H, W), summed over batch and pixels: (M, C)."""
-    if _is_nhwc(x):
-        return small.reshape(-1, small.shape[-1]).t() @ x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
-    rows = small.flatten(1, 2)  # (B, H·W, M)
-    return torch.bmm(rows.transpose(1, 2), x.flatten(2).transpose(1, 2)).sum(0)
+def _planes(dim: int, taps: int, like: Tensor, height: int, width: int) -> Tensor:
+    """Zero planes beside `like`, which are the planes of one tap."""
+    shape = list(like.shape[:2])
+    shape.insert(dim, taps)
+    return like.new_zeros(*shape, height, width)
 
+
+def _pixels_to(planes: Tensor, x: Tensor, dim: int) -> Tensor:
+    """Planes times (B, C, H, W), summed over batch and pixels: (taps·K, C)."""
+    if dim == 0:
+        return planes.flatten(2).flatten(0, 1) @ x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
+    return torch.bmm(planes.flatten(3).flatten(1, 2), x.flatten(2).transpose(1, 2)).sum(0)
+
+
+# Typed entrances: `Function.apply` has no types of its own.
+
+
+def merged_weight(w: Tensor, lm: Tensor | None, rm: Tensor | None, f: Tensor | None) -> Tensor:
+    """`merge`, differentiable."""
+    return MergedWeight.apply(w, lm, rm, f)  # type: ignore[no-untyped-call]
+
+
+def factored_linear(
+    x: Tensor, w: Tensor, b: Tensor | None, lm: Tensor | None, rm: Tensor | None, f: Tensor | None, fold: bool
+) -> Tensor:
+    """A rectified Linear on (..., I), see `FactoredLinear`."""
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    y: Tensor = FactoredLinear.apply(rows, w, b, lm, rm, f, fold)  # type: ignore[no-untyped-call]
+    return y if x.dim() == 2 else y.view(*x.shape[:-1], y.shape[-1])
+
+
+def factored_conv2d(
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    lm: Tensor | None,
+    rm: Tensor | None,
+    f: Tensor | None,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+) -> Tensor:
+    """A rectified Conv2d over a frozen base, see `FactoredConv2d`."""
+    return FactoredConv2d.apply(x, w, b, lm, rm, f, stride, padding, dilation)  # type: ignore[no-untyped-call]

@@ -1,18 +1,29 @@
-"""One batch, a task per sample."""
+"""One batch, a task per sample.
+
+Two strategies. "group" runs the network once for each task with its merged weights; it is always right. "layer" runs it
+once and lets each layer apply each sample's own factors; it reads large linear weights once, but holds only where
+the first dimension stays the batch all through the network. So it is tried where it can pay, and kept only if its first
+result agrees with the groups'.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rkr.core.layers import NeedsGrouping, Site, effective_for, join
+from rkr.core.layers import NeedsGrouping, effective_for, own_buffers
+from rkr.core.sites import Site, join
 from rkr.core.tasks import Task
 from rkr.errors import UsageError
+
+if TYPE_CHECKING:
+    from rkr.core.model import RectifiedModel
 
 
 @dataclass(eq=False)
@@ -92,8 +103,134 @@ class MixedBatch:
             found = [base if own is None else own for own in self._all(key)]
             if any(t is None for t in found):
                 return None
-            self._stacks[key] = torch.stack(found)  # type: ignore[arg-type]
+            self._stacks[key] = torch.stack(found)
         return self._stacks[key]
+
+
+def run(model: RectifiedModel, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """The network's output for a batch whose i-th sample belongs to the task `names[i]`."""
+    size = batch_size(args, kwargs)
+    if isinstance(names, str) or not isinstance(names, Sized) or len(names) != size:
+        got = (
+            f"{len(names)} names"
+            if isinstance(names, Sized) and not isinstance(names, str)
+            else f"the single name {names!r}"
+        )
+        raise UsageError(
+            f"tasks must have one name for each of the {size} samples, not {got}: "
+            "pass a list as long as the batch, or use set_task for a batch of one task"
+        )
+    if size == 0:
+        raise UsageError("a batch with tasks needs at least one sample")
+    tasks = [model.tasks[name] for name in dict.fromkeys(names)]
+    position = {task.name: i for i, task in enumerate(tasks)}
+    index = torch.tensor([position[name] for name in names])
+    batch = MixedBatch(tasks, torch.bincount(index).tolist(), index.sort().values.to(_device(model)))
+    order = index.argsort(stable=True).to(_device(model))
+    active = model._active
+    current = active.task
+    try:
+        if not may_run_by_layer(model, tasks):
+            return run_groups(model, args, kwargs, batch, order)
+        if model._mixed_by_layer is None:
+            model._mixed_by_layer = layers_agree(model, args, kwargs, batch, order)
+            return run_groups(model, args, kwargs, batch, order)
+        try:
+            return run_layers(model, args, kwargs, batch, order)
+        except NeedsGrouping:
+            model._mixed_by_layer = False
+            return run_groups(model, args, kwargs, batch, order)
+    finally:
+        active.task, active.mixed = current, None
+
+
+def run_groups(model: RectifiedModel, args: Any, kwargs: Any, batch: MixedBatch, order: Tensor) -> Any:
+    """One pass for each task."""
+    active = model._active
+    rows = list(order.split(batch.counts))
+    outputs = []
+    current, active.mixed = active.task, None
+    for task, picked in zip(batch.tasks, rows, strict=True):
+        active.task = task
+        active.cache.touch(task)
+        part, named = take((tuple(args), dict(kwargs)), picked, len(order))
+        # In training mode statistics move: the task in use may learn from its samples, the others may not.
+        with nullcontext() if task is current or not model.training else own_buffers(task):
+            outputs.append(logits_of(model.network(*part, **named)))
+    active.task = current
+    return assemble(outputs, rows, class_dim(model))
+
+
+def run_layers(model: RectifiedModel, args: Any, kwargs: Any, batch: MixedBatch, order: Tensor) -> Any:
+    """One pass for all."""
+    part, named = take((tuple(args), dict(kwargs)), order, len(order))
+    model._active.mixed = batch
+    output = model.network(*part, **named)
+    model._active.mixed = None
+    return assemble([logits_of(output)], [order], class_dim(model))
+
+
+def layers_agree(model: RectifiedModel, args: Any, kwargs: Any, batch: MixedBatch, order: Tensor) -> bool:
+    """Whether both strategies give the same on this network, tried with tasks that surely differ from each other."""
+    probe = MixedBatch([_noisy(t, seed) for seed, t in enumerate(batch.tasks)], batch.counts, batch.index)
+    try:
+        return agree(run_layers(model, args, kwargs, probe, order), run_groups(model, args, kwargs, probe, order))
+    except NeedsGrouping:
+        return False
+    finally:
+        model._active.mixed = None
+        for task in probe.tasks:
+            model._active.cache.drop(task)
+
+
+def _noisy(task: Task, seed: int) -> Task:
+    """A copy with noise on all that the task owns."""
+    other = Task(task.name, task.classes)
+    generator = torch.Generator().manual_seed(seed)
+    for key, tensor in task.tensors().items():
+        noise = torch.rand(tensor.shape, generator=generator).to(tensor) if tensor.is_floating_point() else 0
+        other.put(key, tensor.detach() + 0.1 * noise)
+    return other
+
+
+def class_dim(model: RectifiedModel) -> int:
+    """Where a network's output has its classes: last for a Linear head, dimension 1 for a convolution."""
+    site = model._head_site()
+    return 1 if site is None or site.weight.dim() > 2 else -1
+
+
+def may_run_by_layer(model: RectifiedModel, tasks: Sequence[Task]) -> bool:
+    """Whether to try the "layer" strategy: it must apply, pay, and not have failed on this network before."""
+    options = model.options
+    if options.mixed == "group" or model._mixed_by_layer is False or len(tasks) == 1 or options.layout != "axes":
+        return False
+    if torch.is_grad_enabled() or any(s.module.training for s in model._sites):
+        return False
+    if options.mixed == "layer":
+        return True
+    linear, other = (
+        sum(s.weight.numel() for s in model._sites if s.kind in kinds)
+        for kinds in (("linear",), ("conv", "projection"))
+    )
+    return linear > other
+
+
+def agree(a: Any, b: Any) -> bool:
+    """Whether two results are the same up to rounding."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        if a.shape != b.shape or not torch.equal(a.isfinite(), b.isfinite()):
+            return False
+        a, b = a[a.isfinite()], b[b.isfinite()]
+        return bool(((a - b).abs() <= 1e-3 * b.abs().max()).all()) if b.numel() else True
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(agree(a[key], b[key]) for key in a)
+    if isinstance(a, tuple | list) and isinstance(b, tuple | list):
+        return len(a) == len(b) and all(map(agree, a, b))
+    return a is None and b is None
+
+
+def _device(model: RectifiedModel) -> torch.device:
+    return next(iter(model.network.parameters())).device
 
 
 def batch_size(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
@@ -120,22 +257,24 @@ def logits_of(output: Any) -> Any:
     return getattr(output, "logits", output)
 
 
-def assemble(outputs: list[Any], rows: list[Tensor]) -> Any:
-    """Put the outputs of the groups back in the order of the batch, classes padded with -inf."""
+def assemble(outputs: list[Any], rows: list[Tensor], dim: int) -> Any:
+    """Put the outputs of the groups back in the order of the batch, classes (in `dim`) padded with -inf."""
     first = outputs[0]
     if isinstance(first, tuple | list):
-        return type(first)(assemble(list(part), rows) for part in zip(*outputs, strict=True))
+        parts = [assemble(list(part), rows, dim) for part in zip(*outputs, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
     if isinstance(first, dict):
-        return {key: assemble([o[key] for o in outputs], rows) for key in first}
+        return {key: assemble([o[key] for o in outputs], rows, dim) for key in first}
+    if first is None:
+        return None
     if not isinstance(first, Tensor):
         raise UsageError(
             f"a mixed batch needs a network that returns tensors, not {type(first).__name__}: "
             "call the model once for each task instead"
         )
-    widths = {o.shape[1:] for o in outputs}
-    if len(widths) > 1:
-        width = max(o.shape[1] for o in outputs)
-        outputs = [_pad(o, width) for o in outputs]
+    if len({o.shape[1:] for o in outputs}) > 1:
+        width = max(o.shape[dim] for o in outputs)
+        outputs = [_pad(o, width, dim) for o in outputs]
     joined = torch.cat(outputs)
     order = torch.cat(rows)
     out = torch.empty_like(joined)
@@ -143,7 +282,8 @@ def assemble(outputs: list[Any], rows: list[Tensor]) -> Any:
     return out
 
 
-def _pad(x: Tensor, width: int) -> Tensor:
-    """(B, C, ...) to (B, width, ...), filled with -inf."""
-    missing = x.new_full((x.shape[0], width - x.shape[1], *x.shape[2:]), -torch.inf)
-    return torch.cat([x, missing], 1)
+def _pad(x: Tensor, width: int, dim: int) -> Tensor:
+    """Widen a dimension, filled with -inf."""
+    shape = list(x.shape)
+    shape[dim] = width - shape[dim]
+    return torch.cat([x, x.new_full(shape, -torch.inf)], dim)

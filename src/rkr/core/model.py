@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from numbers import Integral
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
-from torch.nn.utils import parametrize
 
 from rkr.core import cost, files, layers, mixed
-from rkr.core.layers import Site, join
 from rkr.core.options import Options
-from rkr.core.tasks import Active, MergeCache, Task, TaskTable, clone_state
+from rkr.core.sites import BATCH_NORMS, OTHER_NORMS, Site, find_sites, join
+from rkr.core.tasks import Active, MergeCache, Task, TaskTable, clone_state, version_key
 from rkr.errors import UsageError
 
 NO_DECAY_SUFFIX = "f"
@@ -73,9 +73,10 @@ class RectifiedModel(nn.Module):
         self.head = head
         self._active = active
         self._sites = sites
-        self._frozen = False
+        self._untrained: Any = None  # version of the base when the task that trains it was added
         self._trained_flags = {n: p.requires_grad for n, p in network.named_parameters()}
-        self._layer_strategy: bool | None = None
+        self._mixed_by_layer: bool | None = None  # whether mixed batches may run layer by layer; None: not yet tried
+        self._known_base: tuple[Any, str] | None = None
         if attach:
             self._attach()
 
@@ -89,7 +90,7 @@ class RectifiedModel(nn.Module):
     @property
     def base_frozen(self) -> bool:
         """Whether the base is fixed for good: from the second task on, or from the first with `train_base=False`."""
-        return self._frozen
+        return self._active.frozen
 
     def add_task(
         self,
@@ -111,14 +112,12 @@ class RectifiedModel(nn.Module):
                 there keeps a pretrained base as it is. Later tasks can never train it.
             head_init: "random", or "network" to start from the network's own classification layer.
         """
-        if not isinstance(name, str) or not name:
-            raise UsageError(f"a task's name must be text, not {name!r}")
+        _check_name(name)
+        self._check_owner()
         if name in self.tasks:
-            raise UsageError(
-                f"there is a task named {name!r} already: choose another name, or remove_task it first"
-            )
+            raise UsageError(f"there is a task named {name!r} already: choose another name, or remove_task it first")
         source = self._source(init)
-        first = len(self.tasks) == 0 and not self._frozen
+        first = len(self.tasks) == 0 and not self.base_frozen
         if train_base and not first:
             raise UsageError(
                 f"the base network cannot be trained with task {name!r}: earlier tasks depend on it. "
@@ -126,23 +125,22 @@ class RectifiedModel(nn.Module):
             )
         count, names = _class_list(classes, self.head)
         task = Task(name, count, names)
+        head = {} if count is None else self._new_head(count, head_init)
         open_base = first and train_base is not False
         if not open_base:
             self.freeze_base()
         for site in self._sites:
-            if site.kind == "head":
-                continue
             if site.kind == "norm" and open_base:
                 continue  # the base's own normalisation is trained; freeze_base hands it to the task
             for key, tensor in site.draw().items():
                 kept = None if source is None else source.get(key)
                 task.put(key, tensor if kept is None else kept.detach().clone())
-        if count is not None:
-            for key, tensor in self._new_head(count, head_init).items():
-                task.put(key, tensor)
+        for key, tensor in head.items():
+            task.put(key, tensor)
         self.tasks.put(task)
         self.set_task(name)
-        self._apply_modes()
+        if open_base:
+            self._untrained = version_key(*self.network.parameters())
         return task
 
     def set_task(self, name: str) -> None:
@@ -150,8 +148,14 @@ class RectifiedModel(nn.Module):
         self._select(self.tasks[name])
 
     def remove_task(self, name: str) -> None:
-        """Forget a task. The others are untouched; if it was in use, none is."""
-        task = self.tasks.remove(name)
+        """Forget a task. The others are untouched; if it was in use, none is.
+
+        A base that was trained with the task stays as it is, because files of the task may depend on it.
+        """
+        task = self.tasks[name]
+        if not self.base_frozen and self._untrained != version_key(*self.network.parameters()):
+            self.freeze_base()
+        self.tasks.remove(name)
         self._active.cache.drop(task)
         if self._active.task is task:
             self._active.task = None
@@ -173,37 +177,41 @@ class RectifiedModel(nn.Module):
             return iter(named.values())
         norms = {id(p) for s in self.network.modules() if _is_norm(s) for p in s._parameters.values()}
         norm_paths = {s.path for s in self._sites if s.kind == "norm"}
-        plain, free = [], []
+        plain: list[nn.Parameter] = []
+        free: list[nn.Parameter] = []
         for key, p in named.items():
             path, _, last = key.rpartition(".")
-            undecayed = id(p) in norms or path in norm_paths or (last == NO_DECAY_SUFFIX and key not in self._base_keys())
+            undecayed = (
+                id(p) in norms or path in norm_paths or (last == NO_DECAY_SUFFIX and key not in self._base_keys())
+            )
             (free if undecayed else plain).append(p)
         return [{"params": plain}, {"params": free, "weight_decay": 0.0}]
 
     def named_task_parameters(self) -> dict[str, nn.Parameter]:
         """`task_parameters` by name: the task's as in its file, the base's as in the network."""
         task = self._active.require()
-        named = {k: p for k, p in task._parameters.items() if p is not None}
+        found = ((k, task._parameters.get(k)) for k in self._expected(task.classes))  # the order of the network
+        named = {k: p for k, p in found if p is not None}
         if self._is_open(task):
-            own_head = {p for n, p in self.network.named_parameters() if n in self._head_keys()}
+            unused = self._unused_head()
             for key, p in self.network.named_parameters():
-                if p.requires_grad and p not in own_head:
-                    named[key] = p
+                if p.requires_grad and id(p) not in unused:
+                    named[f"network.{key}" if key in named else key] = p
         return named
 
     def freeze_base(self) -> None:
         """Fix the base network for good. Happens by itself when the second task comes."""
-        if self._frozen:
+        if self.base_frozen:
             return
+        self._check_owner()
         for p in self.network.parameters():
             p.requires_grad_(False)
             p.grad = None
-        self._frozen = True
+        self._active.frozen = True
         for task in self.tasks.values():  # at most one: the task with which the base was trained
             for key, tensor in clone_state(self._norm_state(task)).items():
                 task.put(key, tensor)
             task.trainable(task is self._active.task)
-        self._apply_modes()
 
     # -- computing ----------------------------------------------------------------------------------------
 
@@ -218,9 +226,14 @@ class RectifiedModel(nn.Module):
         """
         self._check_owner()
         if tasks is not None:
-            return self._forward_mixed(args, kwargs, tasks)
-        self._active.require()
-        return self.network(*args, **kwargs)
+            return mixed.run(self, args, kwargs, tasks)
+        task = self._active.require()
+        try:
+            with self._as_when_frozen():
+                return self.network(*args, **kwargs)
+        except RuntimeError as error:
+            self._explain(task, (*args, *kwargs.values()), error)
+            raise
 
     def merged(self, name: str) -> nn.Module:
         """A plain copy of the user's network that computes what the task computes, with the same keys.
@@ -229,25 +242,25 @@ class RectifiedModel(nn.Module):
         """
         task = self.tasks[name]
         self._check_owner()
-        plain = copy.deepcopy(self.network, {id(self._active): Active()})
+        plain = copy.deepcopy(self.network, {id(self._active): Active()})  # without the tasks
         modules = dict(plain.named_modules())
         with torch.no_grad():
             for site in self._sites:
                 module = modules[site.path]
                 layers.restore(module)
                 if site.kind == "norm":
-                    for key in site.shapes():
-                        own = task.get(key)
-                        if own is not None:
-                            layers_tensor = key.rpartition(".")[2]
-                            _base_dict(module, layers_tensor)[layers_tensor].copy_(own)  # type: ignore[union-attr]
+                    found = {key.rpartition(".")[2]: task.get(key) for key in site.shapes()}
+                elif site.kind == "pinned":
+                    found = {}
                 elif site.kind == "head":
-                    self._put_head(module, task)
+                    found = {"weight": task.get("head.weight"), "bias": task.get("head.bias")}
+                    size = "out_features" if isinstance(module, nn.Linear) else "out_channels"
+                    setattr(module, size, task.classes)
                 else:
-                    weight, bias = layers.effective_for(site, task)
-                    module._parameters[site.weight_name].copy_(weight)  # type: ignore[union-attr]
-                    if bias is not None:
-                        module._parameters[site.bias_name].copy_(bias)  # type: ignore[union-attr]
+                    found = dict(zip((site.weight_name, site.bias_name), layers.effective_for(site, task), strict=True))
+                for key, tensor in found.items():
+                    if tensor is not None:
+                        _replace(module, key, tensor.clone())
         for key, p in plain.named_parameters():
             p.requires_grad_(self._trained_flags.get(key, True))
         return plain
@@ -288,6 +301,9 @@ class RectifiedModel(nn.Module):
             path: A file written by `save_task`.
             name: Another name for the task than the one in the file.
         """
+        if name is not None:
+            _check_name(name)
+        self._check_owner()
         task = files.load_task(self, path, name)
         self._insert(task)
         return task
@@ -295,17 +311,15 @@ class RectifiedModel(nn.Module):
     # -- inner workings -----------------------------------------------------------------------------------
 
     def train(self, mode: bool = True) -> RectifiedModel:
-        """As for any module; what earlier tasks depend on stays in evaluation mode once the base is frozen."""
+        """As for any module. What earlier tasks depend on does not move in either mode."""
         super().train(mode)
         if self._active.task is not None:
-            # Training code may write to `.data`, which no version counter sees.
-            self._active.cache.drop(self._active.task)
-        self._apply_modes()
+            self._active.training()
         return self
 
     def _apply(self, fn: Any, recurse: bool = True) -> RectifiedModel:
         self._active.cache.clear()
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
     def _attach(self) -> None:
@@ -329,18 +343,9 @@ class RectifiedModel(nn.Module):
         if current is not None:
             self.set_task(current)
 
-    def _apply_modes(self) -> None:
-        """Shared modules with buffers must not move once other tasks rely on them."""
-        if not self._frozen:
-            return
-        own_stats = {id(s.module) for s in self._sites if s.kind == "norm" and s.stats}
-        for module in self.network.modules():
-            if module._buffers and id(module) not in own_stats:
-                module.training = False
-
     def _is_open(self, task: Task) -> bool:
         """Whether the base is being trained with this task."""
-        return not self._frozen and self.tasks.last() is task
+        return not self.base_frozen and self.tasks.last() is task
 
     def _select(self, task: Task) -> None:
         old = self._active.task
@@ -352,27 +357,63 @@ class RectifiedModel(nn.Module):
 
     def _insert(self, task: Task) -> None:
         """Put a complete task into the model and select it."""
-        old = self.tasks[task.name] if task.name in self.tasks else None
         self.freeze_base()
-        if old is not None:
-            self._active.cache.drop(old)
+        if task.name in self.tasks:
+            self._active.cache.drop(self.tasks[task.name])
         self.tasks.put(task)
         self._select(task)
 
     def _source(self, init: str) -> Task | None:
         if init == "previous":
             return self.tasks.last()
-        if init == "random" and init not in self.tasks:
+        if init == "random":
             return None
         if init not in self.tasks:
             known = ", ".join(repr(n) for n in self.tasks) or "none yet"
-            raise UsageError(
-                f'init must be "previous", "random" or the name of a task, not {init!r}; tasks: {known}'
-            )
+            raise UsageError(f'init must be "previous", "random" or the name of a task, not {init!r}; tasks: {known}')
         return self.tasks[init]
 
     def _head_keys(self) -> tuple[str, ...]:
         return () if self.head is None else (join(self.head, "weight"), join(self.head, "bias"))
+
+    def _unused_head(self) -> set[int]:
+        """The network's own classification layer, which no task uses, unless it is tied to something else."""
+        site = self._head_site()
+        if site is None:
+            return set()
+        others = (m for m in self.network.modules() if m is not site.module)
+        elsewhere = {id(p) for module in others for p in module._parameters.values()}
+        return {id(p) for p in site.module._parameters.values()} - elsewhere
+
+    @contextmanager
+    def _as_when_frozen(self) -> Iterator[None]:
+        """Without gradients, compute exactly as after the base is frozen.
+
+        torch chooses some kernels by `requires_grad`, even under no_grad, so the last bits could differ.
+        """
+        shared = []
+        if not self.base_frozen and not torch.is_grad_enabled():
+            shared = [p for p in self.network.parameters() if p.requires_grad]
+        try:
+            for p in shared:
+                p.requires_grad_(False)
+            yield
+        finally:
+            for p in shared:
+                p.requires_grad_(True)
+
+    def _explain(self, task: Task, inputs: Sequence[Any], error: RuntimeError) -> None:
+        """Say it if types or devices that do not fit together are the reason of an error."""
+        base = next(iter(self.network.parameters()))
+        found = [(p, "the task") for p in list(task.parameters())[:1]] + [(x, "the input") for x in inputs]
+        for value, what in found:
+            if not isinstance(value, Tensor) or not value.is_floating_point():
+                continue
+            if value.dtype != base.dtype or value.device != base.device:
+                raise UsageError(
+                    f"{what} is {value.dtype} on {value.device}, but the network is {base.dtype} on {base.device}: "
+                    "convert the input with x.to(...), or the whole model with model.to(...)"
+                ) from error
 
     def _base_keys(self) -> set[str]:
         return set(self._trained_flags)
@@ -399,14 +440,6 @@ class RectifiedModel(nn.Module):
             bound = w[0].numel() ** -0.5
             found["head.bias"] = torch.empty(count).uniform_(-bound, bound).to(b)
         return found
-
-    def _put_head(self, module: Any, task: Task) -> None:
-        weight, bias = task.get("head.weight"), task.get("head.bias")
-        assert weight is not None
-        module.weight = nn.Parameter(weight.detach().clone())
-        if bias is not None:
-            module.bias = nn.Parameter(bias.detach().clone())
-        module.__dict__["out_channels" if "out_channels" in module.__dict__ else "out_features"] = len(weight)
 
     def _norm_state(self, task: Task) -> dict[str, Tensor]:
         """The task's normalisation tensors; while the base is trained they are the base's own."""
@@ -446,6 +479,9 @@ class RectifiedModel(nn.Module):
     def _base_state(self, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """What tasks share: the network's tensors without its head and without what each task has for itself."""
         state = self.network.state_dict() if state is None else state
+        odd = next((k for k, v in state.items() if not isinstance(v, Tensor)), None)
+        if odd is not None:
+            raise UsageError(f"the network's state {odd!r} is not a tensor, so it cannot be hashed or saved")
         own = set(self._head_keys()) | {k for s in self._sites if s.kind == "norm" for k in s.shapes()}
         return {k: v for k, v in state.items() if k not in own}
 
@@ -456,152 +492,6 @@ class RectifiedModel(nn.Module):
                 "with a network of its own"
             )
 
-    def _forward_mixed(self, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]) -> Any:
-        size = mixed.batch_size(args, kwargs)
-        if isinstance(names, str) or len(names) != size:
-            got = f"the single name {names!r}" if isinstance(names, str) else f"{len(names)} names"
-            raise UsageError(
-                f"tasks must have one name for each of the {size} samples, not {got}: "
-                "pass a list as long as the batch, or use set_task for a batch of one task"
-            )
-        known = {name: self.tasks[name] for name in dict.fromkeys(names)}
-        if not known:
-            raise UsageError("a batch with tasks needs at least one sample")
-        position = {name: i for i, name in enumerate(known)}
-        device = next(iter(self.network.parameters())).device
-        index = torch.tensor([position[n] for n in names])
-        counts = torch.bincount(index, minlength=len(known)).tolist()
-        order = torch.argsort(index, stable=True)
-        old = self._active.task
-        try:
-            if self._use_layers(len(known)):
-                batch = mixed.MixedBatch(list(known.values()), counts, index[order].to(device))
-                try:
-                    result = self._by_layer(args, kwargs, batch, order.to(device), size)
-                except layers.NeedsGrouping:
-                    self._layer_strategy = False
-                else:
-                    if self._layer_strategy:
-                        return result
-                    grouped = self._by_group(args, kwargs, known, counts, order.to(device), size)
-                    self._layer_strategy = _agree(result, grouped)
-                    return grouped
-            return self._by_group(args, kwargs, known, counts, order.to(device), size)
-        finally:
-            self._active.task = old
-            self._active.mixed = None
-
-    def _use_layers(self, tasks: int) -> bool:
-        """Whether to try the "layer" strategy: it must help, and not have failed before on this network."""
-        if self.options.mixed == "group" or self._layer_strategy is False or torch.is_grad_enabled():
-            return False
-        if any(s.module.training for s in self._sites) or tasks == 1 or self.options.layout != "axes":
-            return False
-        if self.options.mixed == "layer":
-            return True
-        sizes = {kind: 0 for kind in ("linear", "conv", "projection")}
-        for site in self._sites:
-            if site.kind in sizes:
-                sizes[site.kind] += site.weight.numel()
-        return sizes["linear"] > sizes["conv"] + sizes["projection"]
-
-    def _by_layer(self, args: Any, kwargs: Any, batch: mixed.MixedBatch, order: Tensor, size: int) -> Any:
-        self._active.mixed = batch
-        args, kwargs = (mixed.take(v, order, size) for v in (tuple(args), dict(kwargs)))
-        output = mixed.logits_of(self.network(*args, **kwargs))
-        self._active.mixed = None
-        return mixed.assemble([output], [order])
-
-    def _by_group(
-        self, args: Any, kwargs: Any, tasks: Mapping[str, Task], counts: list[int], order: Tensor, size: int
-    ) -> Any:
-        self._active.mixed = None
-        rows = list(order.split(counts))
-        outputs = []
-        for task, picked in zip(tasks.values(), rows, strict=True):
-            self._active.task = task
-            self._active.cache.touch(task)
-            part, named = (mixed.take(v, picked, size) for v in (tuple(args), dict(kwargs)))
-            outputs.append(mixed.logits_of(self.network(*part, **named)))
-        return mixed.assemble(outputs, rows)
-
-
-def find_sites(network: nn.Module, options: Options, head: str | None, active: Active) -> list[Site]:
-    """The places of a network that tasks change. Checks everything before anything is touched."""
-    modules = dict(network.named_modules())
-    lazy = next((n for n, p in network.named_parameters() if is_lazy(p)), None)
-    if lazy is not None:
-        raise UsageError(f"parameter {lazy!r} has no shape yet: run the network once before rectify")
-    if head is not None:
-        _check_head(modules, head)
-    elif not modules:
-        raise UsageError("the network has no modules")
-    sites = []
-    for path, module in modules.items():
-        site = _site_of(path, module, options, head, active)
-        if site is not None:
-            sites.append(site)
-    if not any(s.rank is not None or s.scaled for s in sites):
-        raise UsageError(
-            "nothing to rectify: no Linear or convolution layer passes the options "
-            f"(include={list(options.include)}, exclude={list(options.exclude)}, "
-            f"rectify_weights={options.rectify_weights!r}, scale_outputs={options.scale_outputs!r})"
-        )
-    keys = [key for s in sites if s.kind != "head" for key in s.shapes()]
-    clash = next((k for k in keys if k in ("head.weight", "head.bias")), None)
-    if clash is not None:
-        raise UsageError(f"the name {clash!r} means a task's head in task files: rename the layer 'head'")
-    return sites
-
-
-def _site_of(
-    path: str, module: nn.Module, options: Options, head: str | None, active: Active
-) -> Site | None:
-    if path == head:
-        return Site(path, module, active, "head", options)
-    if parametrize.is_parametrized(module):
-        return None
-    if isinstance(module, layers.BATCH_NORMS):
-        has_stats = module._buffers.get("running_mean") is not None
-        return Site(
-            path, module, active, "norm", options, affine=options.bn_affine, stats=options.bn_stats and has_stats
-        )
-    if isinstance(module, layers.OTHER_NORMS):
-        return Site(path, module, active, "norm", options, affine=True) if options.norm == "per_task" else None
-    kind = weight_kind(module)
-    if kind is None or not options.selects(path):
-        return None
-    family = "conv" if kind == "conv" else "linear"
-    rank = options.rank_of(path) if options.rectifies(family) else None
-    scaled = options.scales(family)
-    return Site(path, module, active, kind, options, rank, scaled) if rank or scaled else None
-
-
-def weight_kind(module: nn.Module) -> str | None:
-    """"linear", "conv" or "projection" for modules whose weight can be rectified, else None."""
-    if isinstance(module, nn.MultiheadAttention):
-        name, kind = "in_proj_weight", "projection"
-    elif isinstance(module, nn.Linear):
-        name, kind = "weight", "linear"
-    elif isinstance(module, layers.CONVS) and not getattr(module, "transposed", False):
-        name, kind = "weight", "conv"
-    else:
-        return None
-    weight = module._parameters.get(name)
-    return kind if weight is not None and weight.is_floating_point() else None
-
-
-def _check_head(modules: Mapping[str, nn.Module], head: str) -> None:
-    found = modules.get(head)
-    candidates = [n for n, m in modules.items() if isinstance(m, (nn.Linear, *layers.CONVS))]
-    if found is None:
-        hint = f"; the last one is {candidates[-1]!r}" if candidates else ""
-        raise UsageError(f"the network has no module named {head!r} to be its head{hint}")
-    if not isinstance(found, (nn.Linear, *layers.CONVS)) or "weight" not in found._parameters:
-        raise UsageError(
-            f"the head {head!r} is a {type(found).__name__}: it must be a Linear or convolution layer"
-        )
-
 
 def _class_list(classes: int | Sequence[str] | None, head: str | None) -> tuple[int | None, list[str] | None]:
     if head is None:
@@ -610,9 +500,10 @@ def _class_list(classes: int | Sequence[str] | None, head: str | None) -> tuple[
         return None, None
     if classes is None:
         raise UsageError("say how many classes the task has: add_task(name, classes=10)")
-    if isinstance(classes, str) or isinstance(classes, bool):
-        raise UsageError(f"classes must be a number or a list of names, not {classes!r}")
-    if isinstance(classes, int):
+    if isinstance(classes, str | bool | float | Tensor) or not isinstance(classes, Integral | Iterable):
+        raise UsageError(f"classes must be a whole number or a list of names, not {classes!r}")
+    if isinstance(classes, Integral):
+        classes = int(classes)
         if classes < 1:
             raise UsageError(f"a task needs at least 1 class, not {classes}")
         return classes, None
@@ -624,19 +515,22 @@ def _class_list(classes: int | Sequence[str] | None, head: str | None) -> tuple[
     return len(names), names
 
 
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"a task's name must be text, not {name!r}")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"the name {name!r} has characters that no file can hold") from None
+
+
 def _is_norm(module: nn.Module) -> bool:
-    return isinstance(module, (*layers.BATCH_NORMS, *layers.OTHER_NORMS))
+    return isinstance(module, (*BATCH_NORMS, *OTHER_NORMS))
 
 
-def _base_dict(module: nn.Module, name: str) -> dict[str, Tensor | None]:
-    return module._parameters if module._parameters.get(name) is not None else module._buffers  # type: ignore[return-value]
-
-
-def _agree(a: Any, b: Any) -> bool:
-    """Whether two results of a mixed batch are the same up to rounding."""
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-4)
-    if isinstance(a, tuple | list) and isinstance(b, tuple | list):
-        return len(a) == len(b) and all(map(_agree, a, b))
-    return False
-
+def _replace(module: nn.Module, name: str, tensor: Tensor) -> None:
+    """Put a new tensor in the place of a parameter or buffer; the old one may be shared with another module."""
+    if module._parameters.get(name) is not None:
+        module._parameters[name] = nn.Parameter(tensor)
+    else:
+        module._buffers[name] = tensor

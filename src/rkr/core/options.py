@@ -67,7 +67,12 @@ class Options:
     def __post_init__(self) -> None:
         for name in ("include", "exclude"):
             value = getattr(self, name)
-            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+            texts = [value] if isinstance(value, str) else value
+            if not isinstance(texts, Sequence) or not all(isinstance(v, str) for v in texts):
+                raise UsageError(f"{name} must be a name pattern or a list of them, not {value!r}")
+            object.__setattr__(self, name, tuple(texts))
+        if not isinstance(self.ranks, Mapping) or not all(isinstance(k, str) for k in self.ranks):
+            raise UsageError(f"ranks must map name patterns to ranks, not {self.ranks!r}")
         object.__setattr__(self, "ranks", dict(self.ranks))
         _check_rank("rank", self.rank)
         for pattern, rank in self.ranks.items():
@@ -78,16 +83,14 @@ class Options:
         _check_choice("norm", self.norm, ("frozen", "per_task"))
         _check_choice("layout", self.layout, LAYOUTS)
         _check_choice("mixed", self.mixed, MIXED)
-        if not self.init_gain > 0:
+        if not isinstance(self.init_gain, int | float) or not 0 < self.init_gain < float("inf"):
             raise UsageError(f"init_gain must be greater than 0, not {self.init_gain!r}")
-        if self.cache_bytes < 0:
+        if not isinstance(self.cache_bytes, int) or self.cache_bytes < 0:
             raise UsageError(f"cache_bytes must be at least 0, not {self.cache_bytes!r}")
 
     def selects(self, path: str) -> bool:
         """Whether the layer at `path` passes the include and exclude patterns."""
-        return any(fnmatchcase(path, p) for p in self.include) and not any(
-            fnmatchcase(path, p) for p in self.exclude
-        )
+        return any(fnmatchcase(path, p) for p in self.include) and not any(fnmatchcase(path, p) for p in self.exclude)
 
     def rank_of(self, path: str) -> int:
         """K for the layer at `path`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from rkr.errors import UsageError
 
 if TYPE_CHECKING:
-    from rkr.core.layers import Site
     from rkr.core.mixed import MixedBatch
+    from rkr.core.sites import Site
 
 
 class Task(nn.Module):
@@ -51,6 +51,14 @@ class Task(nn.Module):
         found = {**self._parameters, **self._buffers}
         return {key: value for key, value in found.items() if value is not None}
 
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        """As for any module, except that names with dots are no submodules here."""
+        *others, unexpected, errors = rest
+        found: list[str] = []
+        arguments: Any = (*others, found, errors)
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+        unexpected += [key for key in found if key[len(prefix) :] not in self.tensors()]
+
     def trainable(self, on: bool) -> None:
         """Let gradients flow into the parameters of this task, or not."""
         for p in self._parameters.values():
@@ -74,15 +82,17 @@ class TaskTable(nn.Module):
     Names are free text, so entries bypass the checks that attribute names need.
     """
 
+    @property
+    def _table(self) -> dict[str, Task]:
+        return cast("dict[str, Task]", self._modules)
+
     def __getitem__(self, name: str) -> Task:
         try:
-            return self._modules[_module_key(name)]  # type: ignore[return-value]
-        except KeyError:
+            return self._table[_module_key(name)]
+        except (KeyError, AttributeError, TypeError):
             known = ", ".join(repr(n) for n in list(self)[:8]) or "none yet"
             more = ", ..." if len(self) > 8 else ""
-            raise UsageError(
-                f"no task is named {name!r}; tasks: {known}{more}. Add one with add_task."
-            ) from None
+            raise UsageError(f"no task is named {name!r}; tasks: {known}{more}. Add one with add_task.") from None
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and _module_key(name) in self._modules
@@ -91,15 +101,15 @@ class TaskTable(nn.Module):
         return len(self._modules)
 
     def __iter__(self) -> Iterator[str]:
-        return (task.name for task in self._modules.values())  # type: ignore[union-attr, misc]
+        return (task.name for task in self._table.values())
 
     def values(self) -> list[Task]:
         """The tasks in order."""
-        return list(self._modules.values())  # type: ignore[arg-type]
+        return list(self._table.values())
 
     def last(self) -> Task | None:
         """The task that was added last."""
-        return next(reversed(self._modules.values()), None)  # type: ignore[arg-type]
+        return next(reversed(self._table.values()), None)
 
     def put(self, task: Task) -> None:
         """Add a task, or replace the one with its name in place."""
@@ -113,7 +123,7 @@ class TaskTable(nn.Module):
 
     def train(self, mode: bool = True) -> TaskTable:
         """Tasks hold tensors only, so there is nothing to switch, however many they are."""
-        self.training = mode
+        self.__dict__["training"] = mode  # not by setattr: a task may have that name
         return self
 
 
@@ -127,6 +137,7 @@ class Active:
 
     task: Task | None = None
     mixed: MixedBatch | None = None
+    frozen: bool = False  # whether the base is fixed for good
     cache: MergeCache = field(default_factory=lambda: MergeCache(0))
 
     def require(self) -> Task:
@@ -134,6 +145,15 @@ class Active:
         if self.task is None:
             raise UsageError("no task is selected: call add_task or set_task first")
         return self.task
+
+    def training(self) -> Task:
+        """The task in use, which is being trained: its merged weights are forgotten.
+
+        Training code may write to `.data`, which no version counter sees.
+        """
+        task = self.require()
+        self.cache.drop(task)
+        return task
 
 
 class MergeCache:
@@ -157,14 +177,16 @@ class MergeCache:
     def get(self, task: Task, site: Site, key: Any) -> tuple[Tensor, Tensor | None] | None:
         """The merged weight and bias, if they are there and still valid."""
         entry = self._entries.get(task, {}).get(site)
-        return entry[1:] if entry is not None and entry[0] == key else None
+        if entry is None or entry[0] != (key, version_key(*entry[1:])):
+            return None
+        return entry[1:]
 
     def put(self, task: Task, site: Site, key: Any, weight: Tensor, bias: Tensor | None) -> None:
         """Keep merged tensors; the least recently used other tasks make room."""
         entries = self._entries.setdefault(task, {})
         if site in entries:
             self._bytes -= _size(entries[site])
-        entries[site] = (key, weight, bias)
+        entries[site] = ((key, version_key(weight, bias)), weight, bias)  # a user may write to either
         self._bytes += _size(entries[site])
         self.touch(task)
         while self._bytes > self.limit and len(self._entries) > 1:
@@ -197,10 +219,7 @@ def _size(entry: tuple[Any, Tensor, Tensor | None]) -> int:
 
 def version_key(*tensors: Tensor | None) -> tuple[Any, ...]:
     """Changes whenever one of the tensors is replaced or written to."""
-    return tuple(
-        None if t is None else (t.data_ptr(), 0 if t.is_inference() else t._version, t.dtype)
-        for t in tensors
-    )
+    return tuple(None if t is None else (t.data_ptr(), 0 if t.is_inference() else t._version, t.dtype) for t in tensors)
 
 
 def clone_state(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

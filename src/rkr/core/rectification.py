@@ -1,0 +1,80 @@
+"""The paper's equations (section "Rectification-based Knowledge Retention"), to be read beside it.
+
+For layer l and task t:
+
+    R = LM·RM                 equations 3 and 5: `rectification`
+    W_t = W + R               equation 1
+    O_t = (W_t * I + b) · F   equation 2; F has one value for each output channel or unit
+
+`formula` computes them literally. It is the reference for every faster path in `kernels.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rkr.core import kernels
+
+
+def factor_shapes(weight: torch.Size | tuple[int, ...], rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Shapes of LM and RM for a weight (C_out, C_in, *kernel).
+
+    Conv2d, as in the paper: LM is (W_f·C_in) x K and RM is K x (H_f·C_out). The innermost kernel axis goes to LM
+    and all outer ones to RM, so Conv1d has LM (W_f·C_in) x K and RM K x C_out, Conv3d has RM K x (D_f·H_f·C_out),
+    and Linear, with no kernel, LM H_in x K and RM K x H_out. With groups, C_in is the number that each filter sees.
+    """
+    outputs, inputs, *kernel = weight
+    inner = kernel[-1] if kernel else 1
+    outer = 1
+    for size in kernel[:-1]:
+        outer *= size
+    return (inner * inputs, rank), (rank, outer * outputs)
+
+
+def rectification(lm: Tensor, rm: Tensor, weight: torch.Size, layout: str = "axes") -> Tensor:
+    """R = LM·RM in the shape of the weight (equations 3 and 5).
+
+    "axes": R[o, i, h, w] = sum_k LM[w·C_in + i, k] RM[k, h·C_out + o].
+    """
+    if layout == "reshape":
+        return kernels.reshape_layout(lm, rm, weight)
+    outputs, inputs, *kernel = weight
+    outer, inner = kernel[:-1], kernel[-1:]
+    r = (lm @ rm).view(*inner, inputs, *outer, outputs)  # (w, i, h, o)
+    n = r.dim()
+    i, o = len(inner), n - 1
+    return r.permute(o, i, *range(i + 1, o), *range(i))  # (o, i, h, w)
+
+
+def formula(
+    weight: Tensor,
+    bias: Tensor | None,
+    lm: Tensor | None,
+    rm: Tensor | None,
+    f: Tensor | None,
+    apply: Callable[[Tensor, Tensor | None], Tensor],
+    layout: str = "axes",
+    channel_dim: int = 1,
+) -> Tensor:
+    """Equations 1 and 2 to the letter: rectify the weight, apply the layer, scale its output."""
+    if lm is not None and rm is not None:
+        weight = weight + rectification(lm, rm, weight.shape, layout)
+    output = apply(weight, bias)
+    if f is None:
+        return output
+    shape = [1] * output.dim()
+    shape[channel_dim] = -1
+    return output * f.view(shape)
+
+
+def lm_std(kind: str, fan: int) -> float:
+    """Standard deviation of a new LM with `fan` rows; RM starts at 0 and F at 1, so a new task starts as the base.
+
+    The first steps move R by about learning rate x fan x std². A normalisation layer after a convolution tolerates
+    unit-normal factors, and needs them to learn at the paper's rate of 0.01; wide kernels are held at the same
+    step. Fully connected layers have no such guard and take smaller factors.
+    """
+    return min(1.0, 10 / fan**0.5) if kind == "conv" else 2 / fan**0.5

@@ -1,0 +1,177 @@
+"""Sites: the places of a network that compute with a task's tensors, and how they are found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
+
+from rkr.core.options import Options
+from rkr.core.rectification import factor_shapes, lm_std
+from rkr.core.tasks import STATISTICS, Active, Task
+from rkr.errors import UsageError
+
+CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+BATCH_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+OTHER_NORMS = tuple(getattr(nn, name) for name in ("LayerNorm", "GroupNorm", "RMSNorm") if hasattr(nn, name))
+
+
+@dataclass(eq=False)
+class Site:
+    """One place in the network that computes with the task's tensors."""
+
+    path: str
+    module: nn.Module
+    active: Active
+    kind: str  # "linear", "conv", "projection" (of attention), "norm", "head" or "pinned" (shared, with buffers)
+    options: Options
+    rank: int | None = None  # None: the weight is not rectified
+    scaled: bool = False
+    affine: bool = False  # norm: each task has its own affine parameters
+    stats: bool = False  # norm: each task has its own running statistics
+
+    def __post_init__(self) -> None:
+        self.lm, self.rm, self.f = (join(self.path, name) for name in ("lm", "rm", "f"))
+        self.weight_name, self.bias_name = (
+            ("in_proj_weight", "in_proj_bias") if self.kind == "projection" else ("weight", "bias")
+        )
+
+    @property
+    def weight(self) -> Tensor:
+        """The base weight."""
+        return self.module._parameters[self.weight_name]  # type: ignore[return-value]
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The base bias."""
+        return self.module._parameters.get(self.bias_name)
+
+    def factors(self, task: Task) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """LM, RM and F of a task here."""
+        p = task._parameters
+        return p.get(self.lm), p.get(self.rm), p.get(self.f)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the tensors that a task keeps here, the head's excepted."""
+        if self.kind in ("head", "pinned"):
+            return {}
+        if self.kind == "norm":
+            names = (("weight", "bias") if self.affine else ()) + (STATISTICS if self.stats else ())
+            found = {name: self.base_tensor(name) for name in names}
+            return {join(self.path, n): tuple(t.shape) for n, t in found.items() if t is not None}
+        shapes: dict[str, tuple[int, ...]] = {}
+        if self.rank is not None:
+            shapes[self.lm], shapes[self.rm] = factor_shapes(self.weight.shape, self.rank)
+        if self.scaled:
+            shapes[self.f] = (self.weight.shape[0],)
+        return shapes
+
+    def base_tensor(self, name: str) -> Tensor | None:
+        """A parameter or buffer of the base at this place."""
+        value = self.module._parameters.get(name)
+        return value if value is not None else self.module._buffers.get(name)
+
+    def draw(self, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """New tensors for a task that starts as the base network."""
+        if self.kind == "norm":
+            return {
+                key: self.base_tensor(key.rpartition(".")[2]).detach().clone()  # type: ignore[union-attr]
+                for key in self.shapes()
+            }
+        if not self.shapes():
+            return {}
+        w = self.weight
+        tensors = {key: torch.zeros(s, dtype=w.dtype, device=w.device) for key, s in self.shapes().items()}
+        if self.rank is not None:
+            lm = tensors[self.lm]
+            std = self.options.init_gain * lm_std("conv" if self.kind == "conv" else "linear", lm.shape[0])
+            tensors[self.lm] = torch.randn(lm.shape, generator=generator).mul_(std).to(lm)
+        if self.scaled:
+            tensors[self.f].fill_(1)
+        return tensors
+
+
+def join(path: str, name: str) -> str:
+    """Dotted name; the root module's path is empty."""
+    return f"{path}.{name}" if path else name
+
+
+def find_sites(network: nn.Module, options: Options, head: str | None, active: Active) -> list[Site]:
+    """The places of a network that tasks change. Checks everything before anything is touched."""
+    modules = dict(network.named_modules())
+    lazy = next((n for n, p in network.named_parameters() if is_lazy(p)), None)
+    if lazy is not None:
+        raise UsageError(f"parameter {lazy!r} has no shape yet: run the network once before rectify")
+    if head is not None:
+        head = _check_head(network, modules, head)
+    elif not modules:
+        raise UsageError("the network has no modules")
+    sites = []
+    for path, module in modules.items():
+        site = _site_of(path, module, options, head, active)
+        if site is None and any(b is not None for b in module._buffers.values()):
+            site = Site(path, module, active, "pinned", options)
+        if site is not None:
+            sites.append(site)
+    if not any(s.rank is not None or s.scaled for s in sites):
+        raise UsageError(
+            "nothing to rectify: no Linear or convolution layer passes the options "
+            f"(include={list(options.include)}, exclude={list(options.exclude)}, "
+            f"rectify_weights={options.rectify_weights!r}, scale_outputs={options.scale_outputs!r})"
+        )
+    keys = [key for s in sites for key in s.shapes()]
+    clash = next((k for k in keys if k in ("head.weight", "head.bias")), None)
+    if clash is not None:
+        raise UsageError(f"the name {clash!r} means a task's head in task files: rename the layer 'head'")
+    return sites
+
+
+def _site_of(path: str, module: nn.Module, options: Options, head: str | None, active: Active) -> Site | None:
+    if path == head:
+        return Site(path, module, active, "head", options)
+    if parametrize.is_parametrized(module):
+        return None
+    if isinstance(module, BATCH_NORMS):
+        has_stats = module._buffers.get("running_mean") is not None
+        return Site(
+            path, module, active, "norm", options, affine=options.bn_affine, stats=options.bn_stats and has_stats
+        )
+    if isinstance(module, OTHER_NORMS):
+        return Site(path, module, active, "norm", options, affine=True) if options.norm == "per_task" else None
+    kind = weight_kind(module)
+    if kind is None or not options.selects(path):
+        return None
+    family = "conv" if kind == "conv" else "linear"
+    rank = options.rank_of(path) if options.rectifies(family) else None
+    scaled = options.scales(family)
+    return Site(path, module, active, kind, options, rank, scaled) if rank or scaled else None
+
+
+def weight_kind(module: nn.Module) -> str | None:
+    """ "linear", "conv" or "projection" for modules whose weight can be rectified, else None."""
+    if isinstance(module, nn.MultiheadAttention):
+        name, kind = "in_proj_weight", "projection"
+    elif isinstance(module, nn.Linear):
+        name, kind = "weight", "linear"
+    elif isinstance(module, CONVS) and not getattr(module, "transposed", False):
+        name, kind = "weight", "conv"
+    else:
+        return None
+    weight = module._parameters.get(name)
+    return kind if weight is not None and weight.is_floating_point() else None
+
+
+def _check_head(network: nn.Module, modules: Mapping[str, nn.Module], head: str) -> str:
+    """The head's first name in the network, if there is such a layer."""
+    found = dict(network.named_modules(remove_duplicate=False)).get(head) if isinstance(head, str) else None
+    candidates = [n for n, m in modules.items() if isinstance(m, (nn.Linear, *CONVS))]
+    if found is None:
+        hint = f"; the last one is {candidates[-1]!r}" if candidates else ""
+        raise UsageError(f"the network has no module named {head!r} to be its head{hint}")
+    if not isinstance(found, (nn.Linear, *CONVS)) or "weight" not in found._parameters:
+        raise UsageError(f"the head {head!r} is a {type(found).__name__}: it must be a Linear or convolution layer")
+    return next(name for name, module in modules.items() if module is found)
