@@ -121,7 +121,7 @@ def mixed(setting: Setting, cl: bool) -> None:
         "mixed": no_grad(lambda: ours(x, tasks=names)),
         "peft mixed": no_grad(lambda: theirs(x, adapter_names=names)),
     }
-    times = interleaved(cases, rounds=9 if setting.name == "ResNet-18" else 25)
+    times = interleaved(cases, rounds=15 if setting.name == "ResNet-18" else 31)
     row = "  ".join(f"{name} {t / times['plain']:.2f}" for name, t in times.items())
     layout = "channels_last" if cl else "contiguous"
     print(f"{setting.name:10} {layout:13} {row}  (plain {times['plain'] * 1e3:.1f} ms)", flush=True)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import rkr
 
 TASKS = [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
-EPOCHS = 30
+EPOCHS = 15
 
 
 class Net(nn.Module):
@@ -51,7 +51,7 @@ def split(digits: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def train(model: nn.Module, parameters: list[dict], x: Tensor, y: Tensor) -> None:
     """Any training loop will do."""
-    optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=5e-4)
+    optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=5e-4)
     model.train()
     for _ in range(EPOCHS):
         for rows in torch.randperm(len(x)).split(32):

@@ -5,8 +5,7 @@ Rectification-based Knowledge Retention (RKR; Singh, Mazumder, Rai, Namboodiri, 
 
 from rkr import networks
 from rkr.core.cost import Cost
-from rkr.core.files import load_model as load
-from rkr.core.model import RectifiedModel, rectify
+from rkr.core.model import RectifiedModel, load, rectify
 from rkr.core.options import Options
 from rkr.errors import FileError, RkrError, UsageError
 

@@ -28,6 +28,8 @@ from torch import Tensor, nn
 
 import rkr
 from rkr.core import files
+from rkr.core import zoo as zoo_module
+from rkr.core.zoo import INDEX, encode_index
 from rkr.networks import resnet18
 
 FINGERPRINT = re.compile(r"[0-9a-f]{64}")
@@ -180,17 +182,16 @@ def listing(folder: Path) -> set[str]:
 def named_files(folder: Path) -> set[str]:
     """The files that a model folder's index names, and the index."""
     index = read_index(folder)
-    return {files.INDEX, index["base"], *(task["file"] for task in index["tasks"])}
+    return {INDEX, index["base"], *(task["file"] for task in index["tasks"])}
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / files.INDEX).read_text("utf-8"))
+    return json.loads((folder / INDEX).read_text("utf-8"))
 
 
 def write_index(folder: Path, index: Any) -> None:
     """Replace the index, with a valid checksum if the format has one."""
-    encode = getattr(files, "encode_index", lambda index: json.dumps(index).encode())
-    (folder / files.INDEX).write_bytes(encode(index))
+    (folder / INDEX).write_bytes(encode_index(index))
 
 
 def base_file(folder: Path) -> Path:
@@ -696,13 +697,13 @@ def test_temporary_files_of_other_programs_stay(tmp_path: Path) -> None:
 def test_saving_again_writes_only_what_changed(tmp_path: Path) -> None:
     model = build()
     model.save(tmp_path)
-    before = {name: (tmp_path / name).stat().st_ino for name in named_files(tmp_path) - {files.INDEX}}
+    before = {name: (tmp_path / name).stat().st_ino for name in named_files(tmp_path) - {INDEX}}
     model.save(tmp_path)
-    assert {name: (tmp_path / name).stat().st_ino for name in named_files(tmp_path) - {files.INDEX}} == before
+    assert {name: (tmp_path / name).stat().st_ino for name in named_files(tmp_path) - {INDEX}} == before
     model.set_task("b")
     train(model, 4)
     model.save(tmp_path)
-    after = {name: (tmp_path / name).stat().st_ino for name in named_files(tmp_path) - {files.INDEX}}
+    after = {name: (tmp_path / name).stat().st_ino for name in named_files(tmp_path) - {INDEX}}
     assert len(before.items() & after.items()) == 2  # the base and "a"
 
 
@@ -1160,8 +1161,8 @@ def test_index_that_points_outside_is_refused(which: str, name: Any, zoo: tuple[
 
 def test_index_nested_without_end_is_refused(zoo: tuple[rkr.RectifiedModel, Path]) -> None:
     model, folder = zoo
-    (folder / files.INDEX).write_text("[" * 100_000)
-    refused(lambda: rkr.load(folder, model.network), files.INDEX)
+    (folder / INDEX).write_text("[" * 100_000)
+    refused(lambda: rkr.load(folder, model.network), INDEX)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -1231,7 +1232,7 @@ def damage(victim: str, tmp_path: Path) -> tuple[rkr.RectifiedModel, Path, Calla
         return model, tmp_path / "one-task", lambda: model.load_task(tmp_path / "one-task")
     folder = tmp_path / "zoo"
     build().save(folder)
-    path = {"base": base_file, "folder's task": task_file, "index": lambda f: f / files.INDEX}[victim](folder)
+    path = {"base": base_file, "folder's task": task_file, "index": lambda f: f / INDEX}[victim](folder)
     return model, path, lambda: rkr.load(folder, model.network)
 
 
@@ -1355,7 +1356,7 @@ def test_every_flipped_bit_of_a_base_file_is_found(tmp_path: Path) -> None:
 def test_every_flipped_bit_of_an_index_is_found_or_harmless(tmp_path: Path) -> None:
     model = build(Tiny, rank=1)
     model.save(tmp_path)
-    before, path = snapshot(model), tmp_path / files.INDEX
+    before, path = snapshot(model), tmp_path / INDEX
     good, wrong = path.read_bytes(), {}
     for i, bad in flips(good, seed=3):
         path.write_bytes(bad)
@@ -1768,7 +1769,7 @@ def test_folder_without_permission(tmp_path: Path) -> None:
         finally:
             os.chmod(folder, 0o755)
             os.chmod(folder / "zoo", 0o755)
-        for path in (folder / "a", task_file(folder / "zoo"), base_file(folder / "zoo"), folder / "zoo" / files.INDEX):
+        for path in (folder / "a", task_file(folder / "zoo"), base_file(folder / "zoo"), folder / "zoo" / INDEX):
             os.chmod(path, 0)
             with plain_user():
                 if path.name == "a":
@@ -1791,7 +1792,7 @@ def test_files_get_the_users_permissions(tmp_path: Path) -> None:
         assert os.umask(0o027) == 0o027
     finally:
         os.umask(old)
-    for path in (tmp_path / "a", base_file(tmp_path / "zoo"), tmp_path / "zoo" / files.INDEX):
+    for path in (tmp_path / "a", base_file(tmp_path / "zoo"), tmp_path / "zoo" / INDEX):
         assert path.stat().st_mode & 0o777 == 0o640
 
 
@@ -2006,3 +2007,22 @@ def files_base(model: rkr.RectifiedModel) -> dict[str, Tensor]:
 
 if __name__ == "__main__":
     serve()
+
+
+def test_load_reads_again_if_the_folder_was_saved_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A save by another process between reading the index and reading its files removes the old ones."""
+    model = build()
+    model.save(tmp_path)
+    real, calls = zoo_module._load, []
+
+    def overtaken(*arguments: Any) -> rkr.RectifiedModel:
+        calls.append(1)
+        if len(calls) == 1:
+            model.set_task("b")
+            train(model)
+            model.save(tmp_path)
+        return real(*arguments)
+
+    monkeypatch.setattr(zoo_module, "_load", overtaken)
+    assert snapshot(rkr.load(tmp_path, Small())) == snapshot(model)
+    assert len(calls) == 2

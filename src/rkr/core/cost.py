@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rkr.core.sites import weight_kind
-from rkr.core.tasks import Task, is_statistic
+from rkr.core.state import TaskState, is_statistic
 from rkr.errors import UsageError
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def measure(model: RectifiedModel, example: Tensor | Sequence[int] | None = None
     )
 
 
-def _task_cost(model: RectifiedModel, task: Task, network: int) -> TaskCost:
+def _task_cost(model: RectifiedModel, task: TaskState, network: int) -> TaskCost:
     counts = dict.fromkeys(("rectification", "scale", "norm", "statistics", "head"), 0)
     norms = {site.path for site in model._sites if site.kind == "norm"}
     state = model._task_state(task)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from rkr.core import kernels
 from rkr.core.rectification import formula
 from rkr.core.sites import BATCH_NORMS, CONVS, Site, join
-from rkr.core.tasks import Task, version_key
+from rkr.core.state import TaskState, version_key
 from rkr.errors import UsageError
 
 
@@ -47,7 +47,7 @@ def effective(site: Site) -> tuple[Tensor, Tensor | None]:
     return effective_for(site, task)
 
 
-def effective_for(site: Site, task: Task) -> tuple[Tensor, Tensor | None]:
+def effective_for(site: Site, task: TaskState) -> tuple[Tensor, Tensor | None]:
     """`effective` for a task that need not be the one in use."""
     w, b = site.weight, site.bias
     if autocasts(w.device):  # weights are merged in full precision, so that the cache serves every precision

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rkr.core.layers import NeedsGrouping, effective_for, own_buffers
 from rkr.core.sites import Site, join
-from rkr.core.tasks import Task
+from rkr.core.state import TaskState
 from rkr.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class MixedBatch:
     read once and not once for each task. A convolution runs task by task with merged weights.
     """
 
-    tasks: list[Task]
+    tasks: list[TaskState]
     counts: list[int]
     index: Tensor  # (B) position in `tasks` of each sample's task
     _stacks: dict[str, Tensor] = field(default_factory=dict)
@@ -183,9 +183,9 @@ def layers_agree(model: RectifiedModel, args: Any, kwargs: Any, batch: MixedBatc
             model._active.cache.drop(task)
 
 
-def _noisy(task: Task, seed: int) -> Task:
+def _noisy(task: TaskState, seed: int) -> TaskState:
     """A copy with noise on all that the task owns."""
-    other = Task(task.name, task.classes)
+    other = TaskState(task.name, task.classes)
     generator = torch.Generator().manual_seed(seed)
     for key, tensor in task.tensors().items():
         noise = torch.rand(tensor.shape, generator=generator).to(tensor) if tensor.is_floating_point() else 0
@@ -199,7 +199,7 @@ def class_dim(model: RectifiedModel) -> int:
     return 1 if site is None or site.weight.dim() > 2 else -1
 
 
-def may_run_by_layer(model: RectifiedModel, tasks: Sequence[Task]) -> bool:
+def may_run_by_layer(model: RectifiedModel, tasks: Sequence[TaskState]) -> bool:
     """Whether to try the "layer" strategy: it must apply, pay, and not have failed on this network before."""
     options = model.options
     if options.mixed == "group" or model._mixed_by_layer is False or len(tasks) == 1 or options.layout != "axes":

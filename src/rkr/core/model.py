@@ -12,10 +12,10 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from rkr.core import cost, files, layers, mixed
+from rkr.core import cost, files, layers, mixed, zoo
 from rkr.core.options import Options
 from rkr.core.sites import BATCH_NORMS, OTHER_NORMS, Site, find_sites, join
-from rkr.core.tasks import Active, MergeCache, Task, TaskTable, clone_state, version_key
+from rkr.core.state import Active, MergeCache, TaskState, TaskTable, clone_state, version_key
 from rkr.errors import UsageError
 
 NO_DECAY_SUFFIX = "f"
@@ -46,6 +46,15 @@ def rectify(network: nn.Module, rank: int | None = None, head: str | None = None
             options["rank"] = rank
         chosen = Options.from_json(options)
     return RectifiedModel(network, chosen, head)
+
+
+def load(folder: str | os.PathLike[str], network: nn.Module) -> RectifiedModel:
+    """Read a model that `RectifiedModel.save` wrote into a network of the same architecture.
+
+    Everything is read and checked before the network is touched. A network that is rectified already
+    (by the model that was saved, say) is taken over.
+    """
+    return zoo.load(folder, network, RectifiedModel)
 
 
 class RectifiedModel(nn.Module):
@@ -100,7 +109,7 @@ class RectifiedModel(nn.Module):
         init: str = "previous",
         train_base: bool | None = None,
         head_init: Literal["random", "network"] = "random",
-    ) -> Task:
+    ) -> TaskState:
         """Add a task and select it.
 
         Args:
@@ -124,7 +133,7 @@ class RectifiedModel(nn.Module):
                 "Only the first task may use train_base=True."
             )
         count, names = _class_list(classes, self.head)
-        task = Task(name, count, names)
+        task = TaskState(name, count, names)
         head = {} if count is None else self._new_head(count, head_init)
         open_base = first and train_base is not False
         if not open_base:
@@ -286,13 +295,13 @@ class RectifiedModel(nn.Module):
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the base and all tasks to a folder. A kill at any moment leaves the old state or the new one."""
-        files.save_model(self, folder)
+        zoo.save(self, folder)
 
     def save_task(self, name: str, path: str | os.PathLike[str]) -> None:
         """Write one task to one safetensors file, atomically."""
         files.save_task(self, self.tasks[name], path)
 
-    def load_task(self, path: str | os.PathLike[str], name: str | None = None) -> Task:
+    def load_task(self, path: str | os.PathLike[str], name: str | None = None) -> TaskState:
         """Read a task from its file and select it. A task with the same name is replaced.
 
         Anything wrong with the file raises `rkr.FileError`, and the model stays as it was.
@@ -330,7 +339,7 @@ class RectifiedModel(nn.Module):
         for site in self._sites:
             layers.exchange(site)
 
-    def _restore_tasks(self, tasks: Sequence[Task], current: str | None, frozen: bool) -> None:
+    def _restore_tasks(self, tasks: Sequence[TaskState], current: str | None, frozen: bool) -> None:
         """Take over the tasks of a saved model, and whether its base was still being trained."""
         for task in tasks:
             self.tasks.put(task)
@@ -343,11 +352,11 @@ class RectifiedModel(nn.Module):
         if current is not None:
             self.set_task(current)
 
-    def _is_open(self, task: Task) -> bool:
+    def _is_open(self, task: TaskState) -> bool:
         """Whether the base is being trained with this task."""
         return not self.base_frozen and self.tasks.last() is task
 
-    def _select(self, task: Task) -> None:
+    def _select(self, task: TaskState) -> None:
         old = self._active.task
         if old is not None and old is not task:
             old.trainable(False)
@@ -355,7 +364,7 @@ class RectifiedModel(nn.Module):
         self._active.task = task
         self._active.cache.touch(task)
 
-    def _insert(self, task: Task) -> None:
+    def _insert(self, task: TaskState) -> None:
         """Put a complete task into the model and select it."""
         self.freeze_base()
         if task.name in self.tasks:
@@ -363,7 +372,7 @@ class RectifiedModel(nn.Module):
         self.tasks.put(task)
         self._select(task)
 
-    def _source(self, init: str) -> Task | None:
+    def _source(self, init: str) -> TaskState | None:
         if init == "previous":
             return self.tasks.last()
         if init == "random":
@@ -402,7 +411,7 @@ class RectifiedModel(nn.Module):
             for p in shared:
                 p.requires_grad_(True)
 
-    def _explain(self, task: Task, inputs: Sequence[Any], error: RuntimeError) -> None:
+    def _explain(self, task: TaskState, inputs: Sequence[Any], error: RuntimeError) -> None:
         """Say it if types or devices that do not fit together are the reason of an error."""
         base = next(iter(self.network.parameters()))
         found = [(p, "the task") for p in list(task.parameters())[:1]] + [(x, "the input") for x in inputs]
@@ -441,7 +450,7 @@ class RectifiedModel(nn.Module):
             found["head.bias"] = torch.empty(count).uniform_(-bound, bound).to(b)
         return found
 
-    def _norm_state(self, task: Task) -> dict[str, Tensor]:
+    def _norm_state(self, task: TaskState) -> dict[str, Tensor]:
         """The task's normalisation tensors; while the base is trained they are the base's own."""
         found: dict[str, Tensor] = {}
         for site in self._sites:
@@ -453,7 +462,7 @@ class RectifiedModel(nn.Module):
                     found[key] = tensor
         return found
 
-    def _task_state(self, task: Task) -> dict[str, Tensor]:
+    def _task_state(self, task: TaskState) -> dict[str, Tensor]:
         """Everything that belongs to a task, as its file holds it."""
         return {**task.tensors(), **self._norm_state(task)}
 

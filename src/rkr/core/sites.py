@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 
 from rkr.core.options import Options
 from rkr.core.rectification import factor_shapes, lm_std
-from rkr.core.tasks import STATISTICS, Active, Task
+from rkr.core.state import STATISTICS, Active, TaskState
 from rkr.errors import UsageError
 
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -50,7 +50,7 @@ class Site:
         """The base bias."""
         return self.module._parameters.get(self.bias_name)
 
-    def factors(self, task: Task) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def factors(self, task: TaskState) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """LM, RM and F of a task here."""
         p = task._parameters
         return p.get(self.lm), p.get(self.rm), p.get(self.f)

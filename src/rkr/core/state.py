@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rkr.core.sites import Site
 
 
-class Task(nn.Module):
+class TaskState(nn.Module):
     """One task's tensors, under the names that its file uses: "layer1.0.conv1.lm", "bn1.running_mean", "head.weight".
 
     The tensors are held flat, without a module per layer: a thousand tasks stay cheap to hold, move and walk over.
@@ -83,10 +83,10 @@ class TaskTable(nn.Module):
     """
 
     @property
-    def _table(self) -> dict[str, Task]:
-        return cast("dict[str, Task]", self._modules)
+    def _table(self) -> dict[str, TaskState]:
+        return cast("dict[str, TaskState]", self._modules)
 
-    def __getitem__(self, name: str) -> Task:
+    def __getitem__(self, name: str) -> TaskState:
         try:
             return self._table[_module_key(name)]
         except (KeyError, AttributeError, TypeError):
@@ -103,19 +103,19 @@ class TaskTable(nn.Module):
     def __iter__(self) -> Iterator[str]:
         return (task.name for task in self._table.values())
 
-    def values(self) -> list[Task]:
+    def values(self) -> list[TaskState]:
         """The tasks in order."""
         return list(self._table.values())
 
-    def last(self) -> Task | None:
+    def last(self) -> TaskState | None:
         """The task that was added last."""
         return next(reversed(self._table.values()), None)
 
-    def put(self, task: Task) -> None:
+    def put(self, task: TaskState) -> None:
         """Add a task, or replace the one with its name in place."""
         self._modules[_module_key(task.name)] = task
 
-    def remove(self, name: str) -> Task:
+    def remove(self, name: str) -> TaskState:
         """Take a task out."""
         task = self[name]
         del self._modules[_module_key(name)]
@@ -135,18 +135,18 @@ def _module_key(name: str) -> str:
 class Active:
     """Which task a network computes with. Every rectified layer points here, so a switch is one assignment."""
 
-    task: Task | None = None
+    task: TaskState | None = None
     mixed: MixedBatch | None = None
     frozen: bool = False  # whether the base is fixed for good
     cache: MergeCache = field(default_factory=lambda: MergeCache(0))
 
-    def require(self) -> Task:
+    def require(self) -> TaskState:
         """The task in use."""
         if self.task is None:
             raise UsageError("no task is selected: call add_task or set_task first")
         return self.task
 
-    def training(self) -> Task:
+    def training(self) -> TaskState:
         """The task in use, which is being trained: its merged weights are forgotten.
 
         Training code may write to `.data`, which no version counter sees.
@@ -166,7 +166,7 @@ class MergeCache:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._entries: OrderedDict[Task, dict[Site, tuple[Any, Tensor, Tensor | None]]] = OrderedDict()
+        self._entries: OrderedDict[TaskState, dict[Site, tuple[Any, Tensor, Tensor | None]]] = OrderedDict()
         self._bytes = 0
 
     @property
@@ -174,14 +174,14 @@ class MergeCache:
         """Bytes held now."""
         return self._bytes
 
-    def get(self, task: Task, site: Site, key: Any) -> tuple[Tensor, Tensor | None] | None:
+    def get(self, task: TaskState, site: Site, key: Any) -> tuple[Tensor, Tensor | None] | None:
         """The merged weight and bias, if they are there and still valid."""
         entry = self._entries.get(task, {}).get(site)
         if entry is None or entry[0] != (key, version_key(*entry[1:])):
             return None
         return entry[1:]
 
-    def put(self, task: Task, site: Site, key: Any, weight: Tensor, bias: Tensor | None) -> None:
+    def put(self, task: TaskState, site: Site, key: Any, weight: Tensor, bias: Tensor | None) -> None:
         """Keep merged tensors; the least recently used other tasks make room."""
         entries = self._entries.setdefault(task, {})
         if site in entries:
@@ -192,12 +192,12 @@ class MergeCache:
         while self._bytes > self.limit and len(self._entries) > 1:
             self.drop(next(iter(self._entries)))
 
-    def touch(self, task: Task) -> None:
+    def touch(self, task: TaskState) -> None:
         """Mark a task as used now."""
         if task in self._entries:
             self._entries.move_to_end(task)
 
-    def drop(self, task: Task) -> None:
+    def drop(self, task: TaskState) -> None:
         """Forget one task's merged weights."""
         self._bytes -= sum(map(_size, self._entries.pop(task, {}).values()))
 

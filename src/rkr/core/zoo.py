@@ -1,0 +1,230 @@
+"""Model folders ("zoos"): one base file, one file per task, and `zoo.json`, which names them.
+
+File names carry a part of their content's hash, so a save never overwrites what the present `zoo.json` needs: it is
+replaced last, in one rename, and only then are files removed that it no longer names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from torch import nn
+
+from rkr.core.files import (
+    FORMAT_VERSION,
+    SUFFIX,
+    TEMPORARY,
+    Path_,
+    base_fingerprint,
+    check_finite,
+    check_tensors,
+    decode,
+    digest,
+    encode,
+    encode_task,
+    load_task,
+    trained_keys,
+    write_atomic,
+)
+from rkr.core.options import Options
+from rkr.errors import FileError, RkrError, UsageError
+
+if TYPE_CHECKING:
+    from rkr.core.model import RectifiedModel
+
+INDEX = "zoo.json"
+
+
+def save(model: RectifiedModel, folder: Path_) -> None:
+    """Write a model folder."""
+    model._check_owner()
+    folder = Path(folder)
+    if os.path.exists(folder) and not folder.is_dir():
+        raise FileError(f"{folder}: is a file; save needs a folder")
+    base = base_fingerprint(model)
+    check_finite(folder, model.network.state_dict(), trained_keys(model.network))
+    encoded = [encode_task(model, task, base, folder / task.name) for task in model.tasks.values()]
+    network = encode(model.network.state_dict(), {"format": "rkr-base", "version": FORMAT_VERSION, "fingerprint": base})
+    base_file = _write_by_content(folder, "base", network)
+    tasks = [
+        {"name": task.name, "file": _write_by_content(folder, task.name, data)}
+        for task, data in zip(model.tasks.values(), encoded, strict=True)
+    ]
+    index = {
+        "format": "rkr-zoo",
+        "version": FORMAT_VERSION,
+        "options": model.options.to_json(),
+        "head": model.head,
+        "base": base_file,
+        "base_frozen": model.base_frozen,
+        "current": model.task,
+        "fixed": sorted(name for name, on in model._trained_flags.items() if not on),
+        "tasks": tasks,
+    }
+    write_atomic(folder / INDEX, encode_index(index))
+    _remove_unnamed(folder, {base_file, *(t["file"] for t in tasks)})
+
+
+def encode_index(index: Any) -> bytes:
+    """The text of `zoo.json`, with a checksum."""
+    if isinstance(index, dict):
+        index = {**index, "sha256": _index_sum(index)}
+    return json.dumps(index, indent=1).encode()
+
+
+def _index_sum(index: Mapping[str, Any]) -> str:
+    rest = {key: value for key, value in index.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _write_by_content(folder: Path, name: str, data: bytes) -> str:
+    """Write data under a name that carries its hash; nothing to do if it is there already."""
+    short = quote(name, safe=" ")[:100]
+    file = f"{short}.{hashlib.sha256(data).hexdigest()[:16]}{SUFFIX}"
+    path = folder / file
+    if not (path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data):
+        write_atomic(path, data)
+    return file
+
+
+def _remove_unnamed(folder: Path, named: set[str]) -> None:
+    """Remove files of earlier saves: only such as this module writes, by the form of their names."""
+    for path in folder.glob(f"*.{'[0-9a-f]' * 16}{SUFFIX}"):
+        if path.name not in named:
+            with contextlib.suppress(OSError):
+                path.unlink()
+    for path in folder.glob(f"{TEMPORARY}*.tmp"):
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def load(folder: Path_, network: nn.Module, build: Callable[..., RectifiedModel]) -> RectifiedModel:
+    """Read a model folder; `build` makes a model that does not yet touch the network.
+
+    Another process may save to the folder meanwhile and remove what its old index named: then read again.
+    """
+    if not isinstance(network, nn.Module):
+        raise UsageError(f"load needs the network as a torch.nn.Module, not {type(network).__name__}")
+    folder = Path(folder)
+    for _ in range(9):
+        index = _read_index(folder)
+        try:
+            return _load(folder, index, network, build)
+        except FileError:
+            if _read_index(folder)["sha256"] == index["sha256"]:
+                raise
+    return _load(folder, _read_index(folder), network, build)
+
+
+def _load(
+    folder: Path, index: Mapping[str, Any], network: nn.Module, build: Callable[..., RectifiedModel]
+) -> RectifiedModel:
+    """Everything is read and checked before the network is touched."""
+    base_path = folder / index["base"]
+    meta, base = decode(base_path, "rkr-base")
+    present = {k: (tuple(v.shape), v.dtype) for k, v in network.state_dict().items()}
+    check_tensors(base_path, base, present)
+    check_finite(base_path, base, trained_keys(network))
+    try:
+        model = build(network, index["options"], index["head"], attach=False)
+    except (RkrError, TypeError) as error:
+        raise FileError(f"{folder / INDEX}: does not fit this network: {error}") from error
+    if digest(model._base_state(base), "rkr-base") != meta.get("fingerprint"):
+        raise FileError(f"{base_path}: its content does not give the fingerprint that it states")
+    tasks = []
+    for entry in index["tasks"]:
+        task = load_task(model, folder / entry["file"], None, meta["fingerprint"])
+        if task.name != entry["name"]:
+            raise FileError(f"{folder / entry['file']}: holds the task {task.name!r}, not {entry['name']!r}")
+        tasks.append(task)
+    network.load_state_dict(base)
+    model._attach()
+    fixed = set(index["fixed"])
+    for name, p in network.named_parameters():
+        p.requires_grad_(name not in fixed)
+    model._trained_flags = {n: p.requires_grad for n, p in network.named_parameters()}
+    model._restore_tasks(tasks, index["current"], index["base_frozen"])
+    return model
+
+
+def _read_index(folder: Path) -> dict[str, Any]:
+    """The content of `zoo.json`, checked."""
+    path = folder / INDEX
+    try:
+        index = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise FileError(f"{folder}: not a saved model: it has no {INDEX}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise FileError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(index, dict) or index.get("format") != "rkr-zoo":
+        raise FileError(f"{path}: not the index of a saved model")
+    if index.get("version") != FORMAT_VERSION:
+        raise FileError(f"{path}: format version {index.get('version')!r}, but this package reads {FORMAT_VERSION!r}")
+    if index.get("sha256") != _index_sum(index):
+        raise FileError(f"{path}: damaged: its checksum does not match")
+    try:
+        index["options"] = _read_options(index["options"])
+        _check_index(index)
+    except (KeyError, TypeError, ValueError, RkrError) as error:
+        raise FileError(f"{path}: not complete or not valid: {error}") from error
+    return index
+
+
+_INDEX_TYPES: dict[str, type | tuple[type, ...]] = {
+    "format": str,
+    "version": str,
+    "options": Options,
+    "head": (str, type(None)),
+    "base": str,
+    "base_frozen": bool,
+    "current": (str, type(None)),
+    "fixed": list,
+    "tasks": list,
+    "sha256": str,
+}
+
+
+def _check_index(index: Mapping[str, Any]) -> None:
+    """Types and agreement of the parts with each other."""
+    if set(index) != set(_INDEX_TYPES):
+        raise ValueError(f"{sorted(set(index) ^ set(_INDEX_TYPES))[0]!r} is missing or has no place here")
+    for key, kind in _INDEX_TYPES.items():
+        if not isinstance(index[key], kind):
+            raise ValueError(f"{key!r} is {index[key]!r}")
+    for task in index["tasks"]:
+        if set(task) != {"name", "file"} or not all(isinstance(v, str) and v for v in task.values()):
+            raise ValueError(f"the task {task!r} needs a name and a file")
+    names = [task["name"] for task in index["tasks"]]
+    if len(set(names)) != len(names):
+        raise ValueError("two tasks have one name")
+    if index["current"] is not None and index["current"] not in names:
+        raise ValueError(f"'current' is {index['current']!r}, which is no task")
+    if not index["base_frozen"] and len(names) > 1:
+        raise ValueError("the base cannot be in training with more than one task")
+    for file in (index["base"], *(task["file"] for task in index["tasks"])):
+        if Path(file).name != file or not file.endswith(SUFFIX):
+            raise ValueError(f"{file!r} is not the name of a file in this folder")
+
+
+def _read_options(values: Any) -> Options:
+    default = Options().to_json()
+    if not isinstance(values, dict) or set(values) != set(default):
+        raise ValueError("'options' does not have all options")
+    for key, value in values.items():
+        kind = type(default[key])
+        if key in ("rectify_weights", "scale_outputs"):
+            fits = isinstance(value, (bool, str))
+        elif kind is tuple:
+            fits = isinstance(value, list) and all(isinstance(v, str) for v in value)
+        else:
+            fits = isinstance(value, (int, float) if kind is float else kind)
+        if not fits:
+            raise ValueError(f"the option {key!r} is {value!r}")
+    return Options.from_json(values)
