@@ -27,7 +27,7 @@ lint: $(DEV) ## check style and types
 	$(BIN)/mypy
 
 bench: $(BENCH) ## measure speed and memory against other libraries
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/run.py --into docs/speed.md
 
 clean: ## remove the virtual environment, caches and builds
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from rkr.core.sites import weight_kind
+from rkr.core.layers import original_class
+from rkr.core.sites import BATCH_NORMS, OTHER_NORMS, weight_kind
 from rkr.core.state import TaskState, is_statistic
 from rkr.errors import UsageError
 
@@ -217,18 +218,14 @@ def _shared(model: RectifiedModel) -> list[Shared]:
         left = [p for n, p in module._parameters.items() if p is not None and n not in own.get(id(module), set())]
         if not left:
             continue
-        if any(s.module is module and s.kind == "norm" for s in model._sites) or "Norm" in type(module).__name__:
+        if isinstance(module, (*BATCH_NORMS, *OTHER_NORMS)):
             reason = "its affine parameters stay as the first task left them, by the options"
         elif weight_kind(module) is not None:
             reason = "left out by the options"
         else:
             reason = "not a layer that can be rectified"
-        found.append(Shared(path, _type_name(module), sum(p.numel() for p in left), reason))
+        found.append(Shared(path, original_class(module).__name__, sum(p.numel() for p in left), reason))
     return found
-
-
-def _type_name(module: nn.Module) -> str:
-    return type(module).__name__.removeprefix("Rectified")
 
 
 def _multiply_adds(model: RectifiedModel, example: Tensor | Sequence[int] | None) -> MultiplyAdds | None:

@@ -22,7 +22,7 @@ from safetensors.torch import load as decode_tensors
 from safetensors.torch import save as encode_tensors
 from torch import Tensor, nn
 
-from rkr.core.state import TaskState, is_statistic, version_key
+from rkr.core.state import TaskState, is_statistic
 from rkr.errors import FileError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FORMAT_VERSION = "1"
 SUFFIX = ".safetensors"
 TEMPORARY = ".rkr-"
-Path_ = str | os.PathLike[str]
+PathLike = str | os.PathLike[str]
 
 # ---------------------------------------------------------------------------------------------------------
 # Hashes
@@ -52,24 +52,6 @@ def digest(tensors: Mapping[str, Tensor], *words: str) -> str:
 def base_fingerprint(model: RectifiedModel) -> str:
     """Hash of all that tasks share."""
     return digest(model._base_state(), "rkr-base")
-
-
-def known_base_fingerprint(model: RectifiedModel) -> str:
-    """`base_fingerprint`, not computed again while no base tensor was written to: loading a task stays cheap."""
-    tensors = list(model._base_state().values())
-    # Versions alone are not enough: writing to `.data` or through numpy leaves them as they are.
-    key = version_key(*tensors), tuple(_bit_sum(t) for t in tensors)
-    if model._known_base is None or model._known_base[0] != key:
-        model._known_base = key, base_fingerprint(model)
-    return model._known_base[1]
-
-
-def _bit_sum(t: Tensor) -> int:
-    """Changes with any single value; as cheap as reading the tensor once."""
-    in_memory_order = t.detach().permute(sorted(range(t.dim()), key=lambda d: -t.stride(d)))
-    flat = in_memory_order.contiguous().reshape(-1).view(torch.uint8)
-    whole = len(flat) // 8 * 8
-    return int(flat[:whole].view(torch.int64).sum()) + int(flat[whole:].sum())
 
 
 def task_fingerprint(model: RectifiedModel, task: TaskState) -> str:
@@ -174,7 +156,7 @@ def _damaged(tensors: Mapping[str, Tensor], sums: str) -> str:
     return "damaged: the checksum over names and metadata does not match"
 
 
-def check_finite(path: Path_, tensors: Mapping[str, Tensor], keys: Iterable[str]) -> None:
+def check_finite(path: PathLike, tensors: Mapping[str, Tensor], keys: Iterable[str]) -> None:
     """Refuse NaN and infinity; buffers of the user's own, such as attention masks, are not among the keys."""
     # A value times 0 is 0 if it is finite, else NaN: one small number for each tensor, and one look at all of them.
     floats = {key: tensors[key] for key in keys if tensors[key].is_floating_point()}
@@ -213,7 +195,7 @@ def check_tensors(
 _STORED_OPTIONS = ("rank", "ranks", "rectify_weights", "scale_outputs", "include", "exclude", "bn", "norm", "layout")
 
 
-def encode_task(model: RectifiedModel, task: TaskState, base: str, path: Path_) -> bytes:
+def encode_task(model: RectifiedModel, task: TaskState, base: str, path: PathLike) -> bytes:
     """One task as the bytes of its file."""
     state = model._task_state(task)
     check_finite(path, state, state)
@@ -232,13 +214,13 @@ def encode_task(model: RectifiedModel, task: TaskState, base: str, path: Path_) 
     return encode(state, meta)
 
 
-def save_task(model: RectifiedModel, task: TaskState, path: Path_) -> None:
+def save_task(model: RectifiedModel, task: TaskState, path: PathLike) -> None:
     """Write a task file."""
     model._check_owner()
     write_atomic(Path(path), encode_task(model, task, base_fingerprint(model), path))
 
 
-def load_task(model: RectifiedModel, path: Path_, name: str | None, base: str | None = None) -> TaskState:
+def load_task(model: RectifiedModel, path: PathLike, name: str | None, base: str | None = None) -> TaskState:
     """Read a task file for this model; the model is not changed."""
     path = Path(path)
     meta, tensors = decode(path, "rkr-task")
@@ -257,7 +239,7 @@ def load_task(model: RectifiedModel, path: Path_, name: str | None, base: str | 
     expected = model._expected(classes)
     check_tensors(path, tensors, expected)
     check_finite(path, tensors, tensors)
-    if stored_base != (base or known_base_fingerprint(model)):
+    if stored_base != (base or base_fingerprint(model)):
         raise FileError(
             f"{path}: made for another base network (fingerprint {stored_base[:12]}): "
             "rectify the network with the weights that the task was trained on"

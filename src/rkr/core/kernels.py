@@ -1,4 +1,4 @@
-"""Fast paths for the rectified layer, each equal to the formula in `layers.py`.
+"""Fast paths for the rectified layer, each equal to the formula in `rectification.py`.
 
 A rectified layer computes `y = ((W + R) * x + b) · F` with `R = LM·RM`. Three ways to get there:
 
@@ -21,16 +21,18 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from rkr.core.rectification import rectified_weight
+
 # The factored gradients pay where the full weight gradient is this many times larger than the two factors.
 # Measured: first layers with 3 input channels lose; 16 channels with 3x3 kernels and rank 2 (ratio 12) win.
-MIN_RATIO = 10
+FACTORED_MIN_RATIO = 10
 
 
 def factored_pays(weight: torch.Size, rank: int | None) -> bool:
     """Whether a convolution should form the gradients of LM and RM without the full weight gradient."""
     outputs, inputs, height, width = weight
     factors = (rank or 1) * (width * inputs + height * outputs)
-    return outputs * inputs * height * width >= MIN_RATIO * factors
+    return outputs * inputs * height * width >= FACTORED_MIN_RATIO * factors
 
 
 Pair = tuple[int, int]
@@ -43,15 +45,14 @@ def merge(w: Tensor, lm: Tensor | None, rm: Tensor | None, f: Tensor | None, lay
     the weight: one multiplies by F, one adds the product (O·H, K) @ (K, W·I).
     """
     out = torch.empty_like(w)
+    if layout == "reshape" and lm is not None and rm is not None:
+        return torch.mul(rectified_weight(w, lm, rm, layout), 1 if f is None else _per_output(f, w.dim()), out=out)
     if f is None:
         out.copy_(w)
     else:
         torch.mul(w, _per_output(f, w.dim()), out=out)
     if lm is None or rm is None:
         return out
-    if layout == "reshape":
-        torch.add(w, reshape_layout(lm, rm, w.shape), out=out)
-        return out if f is None else out.mul_(_per_output(f, w.dim()))
     rows = _output_rows(rm, f, w.shape[0])  # (O·H, K)
     flat = out.movedim(1, -1)  # (O, *kernel, I): contiguous if w is channels_last, or has no kernel
     if flat.is_contiguous():
@@ -59,13 +60,6 @@ def merge(w: Tensor, lm: Tensor | None, rm: Tensor | None, f: Tensor | None, lay
     else:
         flat.add_((rows @ lm.t()).view(flat.shape))
     return out
-
-
-def reshape_layout(lm: Tensor, rm: Tensor, shape: torch.Size) -> Tensor:
-    """`LM·RM` reshaped row by row to (W, H, C_in, C_out), then turned to PyTorch's (C_out, C_in, H, W)."""
-    o, i, *kernel = shape
-    r = (lm @ rm).reshape(*reversed(kernel), i, o)
-    return r.permute(*reversed(range(r.dim())))
 
 
 def _per_output(f: Tensor, dim: int) -> Tensor:
@@ -122,10 +116,10 @@ class MergedWeight(torch.autograd.Function):
 
 
 class FactoredLinear(torch.autograd.Function):
-    """`(x W' + b + (x LM) RM) · F` without building `W + R`.
+    """`(x W' + b + (x LM) RM) · F`. x is (N, I), W (O, I).
 
-    x is (N, I), W (O, I). With many rows (tokens of a transformer) it is cheaper to merge once than to pass over
-    the outputs again, so `fold` chooses; either way no gradient of W is formed unless W asks for one.
+    With few rows `W + R` is never built. With many (tokens of a transformer) merging once is cheaper than passing over
+    the outputs again: `fold`. Either way no gradient of W is formed unless W asks for one.
     """
 
     @staticmethod

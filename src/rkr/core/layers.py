@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rkr.core import kernels
-from rkr.core.rectification import formula
+from rkr.core.rectification import formula, rectified_weight, scaled
 from rkr.core.sites import BATCH_NORMS, CONVS, Site, join
 from rkr.core.state import TaskState, version_key
 from rkr.errors import UsageError
@@ -28,53 +28,78 @@ def autocasts(device: torch.device) -> bool:
     return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
 
+def by_formula(site: Site) -> bool:
+    """Whether to compute by plain operations: by the options, or inside torch.func's transforms (vmap, grad)."""
+    return not site.options.fast or torch._C._are_functorch_transforms_active()
+
+
 def needs_grad(*tensors: Tensor | None) -> bool:
     """Whether autograd must see what is computed from these."""
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
-def effective(site: Site) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias with the task's rectification and scale folded in: `(W + R)·F` and `b·F`.
+def merged_weight(site: Site) -> Tensor:
+    """The weight with the task's rectification and scale in it: `(W + R)·F`.
 
     Without gradients the result is cached; with them it has the same bits.
     """
-    active = site.active
-    if active.mixed is not None:
+    task = _task_at(site)
+    return site.weight if task is None else merged_for(site, task)[0]
+
+
+def merged_bias(site: Site) -> Tensor | None:
+    """The bias with the task's scale in it: `b·F`."""
+    task = _task_at(site)
+    if task is None or site.bias is None:
+        return site.bias
+    f = site.factors(task)[2]
+    if f is None or not needs_grad(site.bias, f):
+        return merged_for(site, task)[1]
+    return site.bias * f
+
+
+def merged(site: Site) -> tuple[Tensor, Tensor | None]:
+    """Both."""
+    task = _task_at(site)
+    return (site.weight, site.bias) if task is None else merged_for(site, task)
+
+
+def _task_at(site: Site) -> TaskState | None:
+    if site.active.mixed is not None:
         raise NeedsGrouping(site.path)
-    task = active.task
-    if task is None:
-        return site.weight, site.bias
-    return effective_for(site, task)
+    return site.active.task
 
 
-def effective_for(site: Site, task: TaskState) -> tuple[Tensor, Tensor | None]:
-    """`effective` for a task that need not be the one in use."""
+def merged_for(site: Site, task: TaskState) -> tuple[Tensor, Tensor | None]:
+    """`merged` for a task that need not be the one in use."""
     w, b = site.weight, site.bias
     if autocasts(w.device):  # weights are merged in full precision, so that the cache serves every precision
         with torch.autocast(w.device.type, enabled=False):
-            return effective_for(site, task)
+            return merged_for(site, task)
     lm, rm, f = site.factors(task)
-    layout = site.options.layout
+    fast, layout = not by_formula(site), site.options.layout
     if needs_grad(w, b, lm, rm, f):
         site.active.cache.drop(task)
-        if layout == "axes" and site.options.fast:
+        if fast and layout == "axes":
             weight = kernels.merged_weight(w, lm, rm, f)
         else:
-            weight = formula_weight(w, lm, rm, f, layout)
+            weight = scaled(rectified_weight(w, lm, rm, layout), f, 0)
         return weight, b if b is None or f is None else b * f
+    if torch._C._are_functorch_transforms_active():
+        return scaled(rectified_weight(w, lm, rm, layout), f, 0), b if b is None or f is None else b * f
     cache, key = site.active.cache, version_key(w, b, lm, rm, f)
     found = cache.get(task, site, key)
     if found is None:
         with torch.inference_mode(False), torch.no_grad():
-            weight = kernels.merge(w, lm, rm, f, layout) if site.options.fast else formula_weight(w, lm, rm, f, layout)
-            found = weight, b if b is None or f is None else b * f
+            merge = kernels.merge if fast else _merge_by_formula
+            found = merge(w, lm, rm, f, layout), b if b is None or f is None else b * f
         cache.put(task, site, key, *found)
     return found
 
 
-def formula_weight(w: Tensor, lm: Tensor | None, rm: Tensor | None, f: Tensor | None, layout: str) -> Tensor:
-    """`(W + R)·F` by plain operations."""
-    return formula(w, None, lm, rm, f, lambda weight, _: weight, layout, channel_dim=0)
+def _merge_by_formula(w: Tensor, lm: Tensor | None, rm: Tensor | None, f: Tensor | None, layout: str) -> Tensor:
+    weight = scaled(rectified_weight(w, lm, rm, layout), f, 0)
+    return weight.clone() if weight is w else weight
 
 
 class NeedsGrouping(Exception):
@@ -95,34 +120,34 @@ class _Exchanged:
         return _rebuild, _exchange_of[type(self)], self.__dict__
 
 
-class _EffectiveWeight(_Exchanged):
+class _MergedWeight(_Exchanged):
     """A Linear or convolution whose forward is not torch's own reads the folded weight and bias."""
 
     @property
     def weight(self) -> Tensor:
-        return effective(self._rkr)[0]
+        return merged_weight(self._rkr)
 
     @property
     def bias(self) -> Tensor | None:
-        return effective(self._rkr)[1]
+        return merged_bias(self._rkr)
 
 
-class _Linear(_EffectiveWeight):
+class _Linear(_MergedWeight):
     def forward(self, x: Tensor) -> Tensor:
         site = self._rkr
         check_input(site, x)
         if site.active.mixed is not None:
             return site.active.mixed.linear(site, x)
         if self.training and torch.is_grad_enabled():
-            lm, rm, f = site.factors(site.active.training())
-            if site.options.fast and not autocasts(x.device):
+            lm, rm, f = site.factors(site.active.task_to_train())
+            if not by_formula(site) and not autocasts(x.device):
                 many = x.numel() > 2 * site.weight.numel()
                 return kernels.factored_linear(x, site.weight, site.bias, lm, rm, f, many)
             return formula(site.weight, site.bias, lm, rm, f, lambda w, b: F.linear(x, w, b), channel_dim=-1)
-        return F.linear(x, *effective(site))
+        return F.linear(x, *merged(site))
 
 
-class _Conv(_EffectiveWeight):
+class _Conv(_MergedWeight):
     def forward(self, x: Tensor) -> Tensor:
         site, conv = self._rkr, cast("Any", self)
         check_input(site, x)
@@ -130,13 +155,13 @@ class _Conv(_EffectiveWeight):
             return site.active.mixed.conv(site, x, self._convolve)
         if self.training and torch.is_grad_enabled():
             w, b = site.weight, site.bias
-            lm, rm, f = site.factors(site.active.training())
-            if not site.options.fast:
+            lm, rm, f = site.factors(site.active.task_to_train())
+            if by_formula(site):
                 return formula(w, b, lm, rm, f, lambda w, b: self._convolve(x, w, b), site.options.layout, 1 - w.dim())
             padding = _factored_padding(conv, x)
             if padding is not None and not needs_grad(w, b):
                 return kernels.factored_conv2d(x, w, b, lm, rm, f, conv.stride, padding, conv.dilation)
-        return self._convolve(x, *effective(site))
+        return self._convolve(x, *merged(site))
 
     def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         conv: Any = self
@@ -174,16 +199,16 @@ def _factored_padding(conv: nn.Conv2d, x: Tensor) -> tuple[int, int] | None:
     return cast("tuple[int, int]", conv.padding)
 
 
-class _Projection(_Exchanged):
+class _Attention(_Exchanged):
     """`nn.MultiheadAttention`: its packed input projection is a Linear from E to 3·E without a module of its own."""
 
     @property
     def in_proj_weight(self) -> Tensor:
-        return effective(self._rkr)[0]
+        return merged_weight(self._rkr)
 
     @property
     def in_proj_bias(self) -> Tensor | None:
-        return effective(self._rkr)[1]
+        return merged_bias(self._rkr)
 
 
 class _Norm(_Exchanged):
@@ -197,12 +222,15 @@ class _Norm(_Exchanged):
 
 
 class _BatchNorm(_Norm):
+    def train(self, mode: bool = True) -> Any:
+        """Shared statistics, which earlier tasks depend on, stay as they are once the base is frozen."""
+        shared = self._rkr.active.base_frozen and not self._rkr.stats
+        return super().train(mode and not shared)  # type: ignore[misc]
+
     def forward(self, x: Tensor) -> Tensor:
         mixed = self._rkr.active.mixed
         if mixed is not None:
             return mixed.batch_norm(self._rkr, x)
-        if self._rkr.active.frozen and not self._rkr.stats:
-            self.training = False  # shared statistics, which earlier tasks depend on
         return super().forward(x)  # type: ignore[misc]
 
 
@@ -221,7 +249,7 @@ class _Pinned(_Exchanged):
     _buffers: dict[str, Tensor | None]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not (self._rkr.active.frozen and self.training):
+        if not (self._rkr.active.base_frozen and self.training):
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
         with own_buffers(self):
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
@@ -305,13 +333,13 @@ def exchange(site: Site) -> None:
         mixin = _Pinned
     elif site.kind == "norm":
         mixin = _BatchNorm if isinstance(module, BATCH_NORMS) else _Norm
-    elif site.kind == "projection":
-        mixin = _Projection
+    elif site.kind == "attention":
+        mixin = _Attention
     elif site.kind == "linear":
-        mixin = _Linear if cls.forward is nn.Linear.forward else _EffectiveWeight
+        mixin = _Linear if cls.forward is nn.Linear.forward else _MergedWeight
     else:
         plain = any(cls.forward is conv.forward and cls._conv_forward is conv._conv_forward for conv in CONVS)
-        mixin = _Conv if plain else _EffectiveWeight
+        mixin = _Conv if plain else _MergedWeight
     module._rkr = site
     module.__class__ = exchanged_class(mixin, cls)
 
@@ -320,6 +348,11 @@ def restore(module: nn.Module) -> None:
     """Undo `exchange`."""
     module.__class__ = _exchange_of[type(module)][1]
     del module._rkr
+
+
+def original_class(module: nn.Module) -> type:
+    """The class of a module before it was exchanged."""
+    return _exchange_of.get(type(module), (object, type(module)))[1]
 
 
 def is_exchanged(module: nn.Module) -> bool:

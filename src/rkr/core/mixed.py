@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rkr.core.layers import NeedsGrouping, effective_for, own_buffers
+from rkr.core.layers import NeedsGrouping, merged_for, own_buffers
 from rkr.core.sites import Site, join
 from rkr.core.state import TaskState
 from rkr.errors import UsageError
@@ -59,7 +59,7 @@ class MixedBatch:
         """Each task's samples with its merged weight."""
         self._check(site, x)
         parts = zip(x.split(self.counts), self.tasks, strict=True)
-        return torch.cat([convolve(part, *effective_for(site, task)) for part, task in parts])
+        return torch.cat([convolve(part, *merged_for(site, task)) for part, task in parts])
 
     def batch_norm(self, site: Site, x: Tensor) -> Tensor:
         """Each sample with its task's statistics and affine parameters: one multiply-add per value."""
@@ -134,12 +134,12 @@ def run(model: RectifiedModel, args: Sequence[Any], kwargs: Mapping[str, Any], n
             return run_groups(model, args, kwargs, batch, order)
         if model._mixed_by_layer is None:
             model._mixed_by_layer = layers_agree(model, args, kwargs, batch, order)
-            return run_groups(model, args, kwargs, batch, order)
-        try:
-            return run_layers(model, args, kwargs, batch, order)
-        except NeedsGrouping:
-            model._mixed_by_layer = False
-            return run_groups(model, args, kwargs, batch, order)
+        if model._mixed_by_layer:
+            try:
+                return run_layers(model, args, kwargs, batch, order)
+            except NeedsGrouping:
+                model._mixed_by_layer = False
+        return run_groups(model, args, kwargs, batch, order)
     finally:
         active.task, active.mixed = current, None
 
@@ -209,8 +209,7 @@ def may_run_by_layer(model: RectifiedModel, tasks: Sequence[TaskState]) -> bool:
     if options.mixed == "layer":
         return True
     linear, other = (
-        sum(s.weight.numel() for s in model._sites if s.kind in kinds)
-        for kinds in (("linear",), ("conv", "projection"))
+        sum(s.weight.numel() for s in model._sites if s.kind in kinds) for kinds in (("linear",), ("conv", "attention"))
     )
     return linear > other
 

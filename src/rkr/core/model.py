@@ -82,10 +82,9 @@ class RectifiedModel(nn.Module):
         self.head = head
         self._active = active
         self._sites = sites
-        self._untrained: Any = None  # version of the base when the task that trains it was added
-        self._trained_flags = {n: p.requires_grad for n, p in network.named_parameters()}
+        self._base_at_start: Any = None  # version of the base when the task that trains it was added
+        self._user_requires_grad = {n: p.requires_grad for n, p in network.named_parameters()}
         self._mixed_by_layer: bool | None = None  # whether mixed batches may run layer by layer; None: not yet tried
-        self._known_base: tuple[Any, str] | None = None
         if attach:
             self._attach()
 
@@ -99,7 +98,7 @@ class RectifiedModel(nn.Module):
     @property
     def base_frozen(self) -> bool:
         """Whether the base is fixed for good: from the second task on, or from the first with `train_base=False`."""
-        return self._active.frozen
+        return self._active.base_frozen
 
     def add_task(
         self,
@@ -149,7 +148,7 @@ class RectifiedModel(nn.Module):
         self.tasks.put(task)
         self.set_task(name)
         if open_base:
-            self._untrained = version_key(*self.network.parameters())
+            self._base_at_start = version_key(*self.network.parameters())
         return task
 
     def set_task(self, name: str) -> None:
@@ -162,7 +161,7 @@ class RectifiedModel(nn.Module):
         A base that was trained with the task stays as it is, because files of the task may depend on it.
         """
         task = self.tasks[name]
-        if not self.base_frozen and self._untrained != version_key(*self.network.parameters()):
+        if not self.base_frozen and self._base_at_start != version_key(*self.network.parameters()):
             self.freeze_base()
         self.tasks.remove(name)
         self._active.cache.drop(task)
@@ -185,14 +184,13 @@ class RectifiedModel(nn.Module):
         if not groups:
             return iter(named.values())
         norms = {id(p) for s in self.network.modules() if _is_norm(s) for p in s._parameters.values()}
+        base = set(self._user_requires_grad)
         norm_paths = {s.path for s in self._sites if s.kind == "norm"}
         plain: list[nn.Parameter] = []
         free: list[nn.Parameter] = []
         for key, p in named.items():
             path, _, last = key.rpartition(".")
-            undecayed = (
-                id(p) in norms or path in norm_paths or (last == NO_DECAY_SUFFIX and key not in self._base_keys())
-            )
+            undecayed = id(p) in norms or path in norm_paths or (last == NO_DECAY_SUFFIX and key not in base)
             (free if undecayed else plain).append(p)
         return [{"params": plain}, {"params": free, "weight_decay": 0.0}]
 
@@ -201,10 +199,9 @@ class RectifiedModel(nn.Module):
         task = self._active.require()
         found = ((k, task._parameters.get(k)) for k in self._expected(task.classes))  # the order of the network
         named = {k: p for k, p in found if p is not None}
-        if self._is_open(task):
-            unused = self._unused_head()
+        if self._trains_base(task):
             for key, p in self.network.named_parameters():
-                if p.requires_grad and id(p) not in unused:
+                if p.requires_grad:
                     named[f"network.{key}" if key in named else key] = p
         return named
 
@@ -216,7 +213,8 @@ class RectifiedModel(nn.Module):
         for p in self.network.parameters():
             p.requires_grad_(False)
             p.grad = None
-        self._active.frozen = True
+        self._active.base_frozen = True
+        self.network.train(self.network.training)  # shared statistics go to evaluation mode
         for task in self.tasks.values():  # at most one: the task with which the base was trained
             for key, tensor in clone_state(self._norm_state(task)).items():
                 task.put(key, tensor)
@@ -234,14 +232,14 @@ class RectifiedModel(nn.Module):
             kwargs: Passed to the network.
         """
         self._check_owner()
-        if tasks is not None:
-            return mixed.run(self, args, kwargs, tasks)
-        task = self._active.require()
         try:
             with self._as_when_frozen():
+                if tasks is not None:
+                    return mixed.run(self, args, kwargs, tasks)
+                self._active.require()
                 return self.network(*args, **kwargs)
         except RuntimeError as error:
-            self._explain(task, (*args, *kwargs.values()), error)
+            self._explain((*args, *kwargs.values()), error)
             raise
 
     def merged(self, name: str) -> nn.Module:
@@ -266,12 +264,12 @@ class RectifiedModel(nn.Module):
                     size = "out_features" if isinstance(module, nn.Linear) else "out_channels"
                     setattr(module, size, task.classes)
                 else:
-                    found = dict(zip((site.weight_name, site.bias_name), layers.effective_for(site, task), strict=True))
+                    found = dict(zip((site.weight_name, site.bias_name), layers.merged_for(site, task), strict=True))
                 for key, tensor in found.items():
                     if tensor is not None:
                         _replace(module, key, tensor.clone())
         for key, p in plain.named_parameters():
-            p.requires_grad_(self._trained_flags.get(key, True))
+            p.requires_grad_(self._user_requires_grad.get(key, True))
         return plain
 
     def cost(self, example: Tensor | Sequence[int] | None = None) -> cost.Cost:
@@ -321,10 +319,15 @@ class RectifiedModel(nn.Module):
 
     def train(self, mode: bool = True) -> RectifiedModel:
         """As for any module. What earlier tasks depend on does not move in either mode."""
+        changes = mode != self.training
         super().train(mode)
-        if self._active.task is not None:
-            self._active.training()
+        if changes:
+            self.refresh()
         return self
+
+    def refresh(self) -> None:
+        """Forget merged weights. Needed only after writing to a task's `.data`, which torch does not report."""
+        self._active.cache.clear()
 
     def _apply(self, fn: Any, recurse: bool = True) -> RectifiedModel:
         self._active.cache.clear()
@@ -338,6 +341,8 @@ class RectifiedModel(nn.Module):
                 layers.restore(module)
         for site in self._sites:
             layers.exchange(site)
+        for p in self._unused_head():
+            p.requires_grad_(False)
 
     def _restore_tasks(self, tasks: Sequence[TaskState], current: str | None, frozen: bool) -> None:
         """Take over the tasks of a saved model, and whether its base was still being trained."""
@@ -352,7 +357,7 @@ class RectifiedModel(nn.Module):
         if current is not None:
             self.set_task(current)
 
-    def _is_open(self, task: TaskState) -> bool:
+    def _trains_base(self, task: TaskState) -> bool:
         """Whether the base is being trained with this task."""
         return not self.base_frozen and self.tasks.last() is task
 
@@ -382,17 +387,25 @@ class RectifiedModel(nn.Module):
             raise UsageError(f'init must be "previous", "random" or the name of a task, not {init!r}; tasks: {known}')
         return self.tasks[init]
 
-    def _head_keys(self) -> tuple[str, ...]:
-        return () if self.head is None else (join(self.head, "weight"), join(self.head, "bias"))
+    def _head_keys(self) -> set[str]:
+        """The head's parameters under all their names in the network."""
+        site = self._head_site()
+        modules = self.network.named_modules(remove_duplicate=False)
+        return {
+            join(path, name)
+            for path, module in modules
+            if site is not None and module is site.module
+            for name in module._parameters
+        }
 
-    def _unused_head(self) -> set[int]:
-        """The network's own classification layer, which no task uses, unless it is tied to something else."""
+    def _unused_head(self) -> list[nn.Parameter]:
+        """The parameters of the network's own head, which no task uses, unless they are tied to something else."""
         site = self._head_site()
         if site is None:
-            return set()
+            return []
         others = (m for m in self.network.modules() if m is not site.module)
         elsewhere = {id(p) for module in others for p in module._parameters.values()}
-        return {id(p) for p in site.module._parameters.values()} - elsewhere
+        return [p for p in site.module._parameters.values() if p is not None and id(p) not in elsewhere]
 
     @contextmanager
     def _as_when_frozen(self) -> Iterator[None]:
@@ -411,10 +424,11 @@ class RectifiedModel(nn.Module):
             for p in shared:
                 p.requires_grad_(True)
 
-    def _explain(self, task: TaskState, inputs: Sequence[Any], error: RuntimeError) -> None:
+    def _explain(self, inputs: Sequence[Any], error: RuntimeError) -> None:
         """Say it if types or devices that do not fit together are the reason of an error."""
         base = next(iter(self.network.parameters()))
-        found = [(p, "the task") for p in list(task.parameters())[:1]] + [(x, "the input") for x in inputs]
+        own = list(self.tasks.parameters())[:1]
+        found = [(p, "the task") for p in own] + [(x, "the input") for x in inputs]
         for value, what in found:
             if not isinstance(value, Tensor) or not value.is_floating_point():
                 continue
@@ -423,9 +437,6 @@ class RectifiedModel(nn.Module):
                     f"{what} is {value.dtype} on {value.device}, but the network is {base.dtype} on {base.device}: "
                     "convert the input with x.to(...), or the whole model with model.to(...)"
                 ) from error
-
-    def _base_keys(self) -> set[str]:
-        return set(self._trained_flags)
 
     def _head_site(self) -> Site | None:
         return next((s for s in self._sites if s.kind == "head"), None)
@@ -491,7 +502,7 @@ class RectifiedModel(nn.Module):
         odd = next((k for k, v in state.items() if not isinstance(v, Tensor)), None)
         if odd is not None:
             raise UsageError(f"the network's state {odd!r} is not a tensor, so it cannot be hashed or saved")
-        own = set(self._head_keys()) | {k for s in self._sites if s.kind == "norm" for k in s.shapes()}
+        own = self._head_keys() | {k for s in self._sites if s.kind == "norm" for k in s.shapes()}
         return {k: v for k, v in state.items() if k not in own}
 
     def _check_owner(self) -> None:

@@ -18,7 +18,7 @@ MIXED = ("auto", "group", "layer")
 
 @dataclass(frozen=True)
 class Options:
-    """How a network is rectified. Fixed when `rectify` is called and stored in every file.
+    """How a network is rectified. Fixed when `rectify` is called and stored with the model.
 
     Attributes:
         rank: K, the inner size of `R = LM·RM` (paper, "Reducing Parameters"). The paper uses 2 for
@@ -40,7 +40,7 @@ class Options:
         layout: How `LM·RM` becomes a kernel. ``"axes"``: rows are (width, input channel), columns
             (height, output channel), so that R is a separable convolution. ``"reshape"``: row-major
             reshape to (width, height, input, output), for fidelity studies; slower.
-        init_gain: Multiplies the standard deviation with which LM is drawn (see `layers.lm_std`).
+        init_gain: Multiplies the standard deviation with which LM is drawn (see `rectification.lm_std`).
         cache_bytes: Bound on the memory that holds merged weights of recently used tasks. The task in
             use is always cached.
         mixed: How a batch with several tasks is computed. ``"group"``: one pass per task. ``"layer"``:
@@ -83,9 +83,14 @@ class Options:
         _check_choice("norm", self.norm, ("frozen", "per_task"))
         _check_choice("layout", self.layout, LAYOUTS)
         _check_choice("mixed", self.mixed, MIXED)
-        if not isinstance(self.init_gain, int | float) or not 0 < self.init_gain < float("inf"):
+        _check_choice("fast", self.fast, (True, False))
+        if (
+            isinstance(self.init_gain, bool)
+            or not isinstance(self.init_gain, int | float)
+            or not 0 < self.init_gain < float("inf")
+        ):
             raise UsageError(f"init_gain must be greater than 0, not {self.init_gain!r}")
-        if not isinstance(self.cache_bytes, int) or self.cache_bytes < 0:
+        if not _is_number(self.cache_bytes) or not self.cache_bytes >= 0:
             raise UsageError(f"cache_bytes must be at least 0, not {self.cache_bytes!r}")
 
     def selects(self, path: str) -> bool:
@@ -133,6 +138,10 @@ class Options:
         if unknown:
             raise UsageError(f"unknown option {unknown[0]!r}; known options: {', '.join(sorted(known))}")
         return cls(**values)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _check_rank(name: str, value: Any) -> None:

@@ -16,8 +16,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rkr.core import kernels
-
 
 def factor_shapes(weight: torch.Size | tuple[int, ...], rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
     """Shapes of LM and RM for a weight (C_out, C_in, *kernel).
@@ -35,18 +33,33 @@ def factor_shapes(weight: torch.Size | tuple[int, ...], rank: int) -> tuple[tupl
 
 
 def rectification(lm: Tensor, rm: Tensor, weight: torch.Size, layout: str = "axes") -> Tensor:
-    """R = LM·RM in the shape of the weight (equations 3 and 5).
+    """R = LM·RM in the shape of the weight (equations 3 and 5). For a Linear both layouts are the same.
 
     "axes": R[o, i, h, w] = sum_k LM[w·C_in + i, k] RM[k, h·C_out + o].
+    "reshape": the product is read row by row as (W, H, C_in, C_out), then turned to PyTorch's (C_out, C_in, H, W).
     """
-    if layout == "reshape":
-        return kernels.reshape_layout(lm, rm, weight)
     outputs, inputs, *kernel = weight
+    if layout == "reshape":
+        r = (lm @ rm).reshape(*reversed(kernel), inputs, outputs)
+        return r.permute(*reversed(range(r.dim())))
     outer, inner = kernel[:-1], kernel[-1:]
     r = (lm @ rm).view(*inner, inputs, *outer, outputs)  # (w, i, h, o)
-    n = r.dim()
-    i, o = len(inner), n - 1
+    i, o = len(inner), r.dim() - 1
     return r.permute(o, i, *range(i + 1, o), *range(i))  # (o, i, h, w)
+
+
+def rectified_weight(weight: Tensor, lm: Tensor | None, rm: Tensor | None, layout: str = "axes") -> Tensor:
+    """W_t = W + R (equation 1)."""
+    return weight if lm is None or rm is None else weight + rectification(lm, rm, weight.shape, layout)
+
+
+def scaled(output: Tensor, f: Tensor | None, channel_dim: int) -> Tensor:
+    """O_t = O · F along the channels (equation 2)."""
+    if f is None:
+        return output
+    shape = [1] * output.dim()
+    shape[channel_dim] = -1
+    return output * f.view(shape)
 
 
 def formula(
@@ -59,15 +72,8 @@ def formula(
     layout: str = "axes",
     channel_dim: int = 1,
 ) -> Tensor:
-    """Equations 1 and 2 to the letter: rectify the weight, apply the layer, scale its output."""
-    if lm is not None and rm is not None:
-        weight = weight + rectification(lm, rm, weight.shape, layout)
-    output = apply(weight, bias)
-    if f is None:
-        return output
-    shape = [1] * output.dim()
-    shape[channel_dim] = -1
-    return output * f.view(shape)
+    """A whole layer to the letter: rectify the weight, apply the layer, scale its output."""
+    return scaled(apply(rectified_weight(weight, lm, rm, layout), bias), f, channel_dim)
 
 
 def lm_std(kind: str, fan: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ class Site:
     path: str
     module: nn.Module
     active: Active
-    kind: str  # "linear", "conv", "projection" (of attention), "norm", "head" or "pinned" (shared, with buffers)
+    kind: str  # "linear", "conv", "attention" (of attention), "norm", "head" or "pinned" (shared, with buffers)
     options: Options
     rank: int | None = None  # None: the weight is not rectified
     scaled: bool = False
@@ -37,7 +38,7 @@ class Site:
     def __post_init__(self) -> None:
         self.lm, self.rm, self.f = (join(self.path, name) for name in ("lm", "rm", "f"))
         self.weight_name, self.bias_name = (
-            ("in_proj_weight", "in_proj_bias") if self.kind == "projection" else ("weight", "bias")
+            ("in_proj_weight", "in_proj_bias") if self.kind == "attention" else ("weight", "bias")
         )
 
     @property
@@ -75,7 +76,7 @@ class Site:
         value = self.module._parameters.get(name)
         return value if value is not None else self.module._buffers.get(name)
 
-    def draw(self, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+    def draw(self) -> dict[str, Tensor]:
         """New tensors for a task that starts as the base network."""
         if self.kind == "norm":
             return {
@@ -89,7 +90,7 @@ class Site:
         if self.rank is not None:
             lm = tensors[self.lm]
             std = self.options.init_gain * lm_std("conv" if self.kind == "conv" else "linear", lm.shape[0])
-            tensors[self.lm] = torch.randn(lm.shape, generator=generator).mul_(std).to(lm)
+            tensors[self.lm] = torch.randn(lm.shape).mul_(std).to(lm)
         if self.scaled:
             tensors[self.f].fill_(1)
         return tensors
@@ -108,8 +109,6 @@ def find_sites(network: nn.Module, options: Options, head: str | None, active: A
         raise UsageError(f"parameter {lazy!r} has no shape yet: run the network once before rectify")
     if head is not None:
         head = _check_head(network, modules, head)
-    elif not modules:
-        raise UsageError("the network has no modules")
     sites = []
     for path, module in modules.items():
         site = _site_of(path, module, options, head, active)
@@ -123,11 +122,21 @@ def find_sites(network: nn.Module, options: Options, head: str | None, active: A
             f"(include={list(options.include)}, exclude={list(options.exclude)}, "
             f"rectify_weights={options.rectify_weights!r}, scale_outputs={options.scale_outputs!r})"
         )
+    _check_patterns(options, [name for name, module in modules.items() if weight_kind(module) is not None])
     keys = [key for s in sites for key in s.shapes()]
     clash = next((k for k in keys if k in ("head.weight", "head.bias")), None)
     if clash is not None:
         raise UsageError(f"the name {clash!r} means a task's head in task files: rename the layer 'head'")
     return sites
+
+
+def _check_patterns(options: Options, layers: list[str]) -> None:
+    """A pattern that matches no layer is a typing error."""
+    for name in ("include", "exclude", "ranks"):
+        for pattern in getattr(options, name):
+            if not any(fnmatchcase(path, pattern) for path in layers):
+                some = ", ".join(map(repr, layers[:6])) + (", ..." if len(layers) > 6 else "")
+                raise UsageError(f"{name}: no layer matches {pattern!r}; layers: {some}")
 
 
 def _site_of(path: str, module: nn.Module, options: Options, head: str | None, active: Active) -> Site | None:
@@ -152,9 +161,9 @@ def _site_of(path: str, module: nn.Module, options: Options, head: str | None, a
 
 
 def weight_kind(module: nn.Module) -> str | None:
-    """ "linear", "conv" or "projection" for modules whose weight can be rectified, else None."""
+    """ "linear", "conv" or "attention" for modules whose weight can be rectified, else None."""
     if isinstance(module, nn.MultiheadAttention):
-        name, kind = "in_proj_weight", "projection"
+        name, kind = "in_proj_weight", "attention"
     elif isinstance(module, nn.Linear):
         name, kind = "weight", "linear"
     elif isinstance(module, CONVS) and not getattr(module, "transposed", False):

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
 from torch import Tensor, nn
 
 from rkr.errors import UsageError
@@ -137,7 +136,7 @@ class Active:
 
     task: TaskState | None = None
     mixed: MixedBatch | None = None
-    frozen: bool = False  # whether the base is fixed for good
+    base_frozen: bool = False  # whether the base is fixed for good
     cache: MergeCache = field(default_factory=lambda: MergeCache(0))
 
     def require(self) -> TaskState:
@@ -146,7 +145,7 @@ class Active:
             raise UsageError("no task is selected: call add_task or set_task first")
         return self.task
 
-    def training(self) -> TaskState:
+    def task_to_train(self) -> TaskState:
         """The task in use, which is being trained: its merged weights are forgotten.
 
         Training code may write to `.data`, which no version counter sees.
@@ -224,5 +223,4 @@ def version_key(*tensors: Tensor | None) -> tuple[Any, ...]:
 
 def clone_state(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Independent copies."""
-    with torch.no_grad():
-        return {key: value.detach().clone() for key, value in tensors.items()}
+    return {key: value.detach().clone() for key, value in tensors.items()}

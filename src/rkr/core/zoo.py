@@ -21,7 +21,7 @@ from rkr.core.files import (
     FORMAT_VERSION,
     SUFFIX,
     TEMPORARY,
-    Path_,
+    PathLike,
     base_fingerprint,
     check_finite,
     check_tensors,
@@ -40,9 +40,10 @@ if TYPE_CHECKING:
     from rkr.core.model import RectifiedModel
 
 INDEX = "zoo.json"
+RETRIES = 9  # a reader that a writer overtakes more often than this gives up
 
 
-def save(model: RectifiedModel, folder: Path_) -> None:
+def save(model: RectifiedModel, folder: PathLike) -> None:
     """Write a model folder."""
     model._check_owner()
     folder = Path(folder)
@@ -65,7 +66,7 @@ def save(model: RectifiedModel, folder: Path_) -> None:
         "base": base_file,
         "base_frozen": model.base_frozen,
         "current": model.task,
-        "fixed": sorted(name for name, on in model._trained_flags.items() if not on),
+        "fixed": sorted(name for name, on in model._user_requires_grad.items() if not on),
         "tasks": tasks,
     }
     write_atomic(folder / INDEX, encode_index(index))
@@ -105,7 +106,7 @@ def _remove_unnamed(folder: Path, named: set[str]) -> None:
             path.unlink()
 
 
-def load(folder: Path_, network: nn.Module, build: Callable[..., RectifiedModel]) -> RectifiedModel:
+def load(folder: PathLike, network: nn.Module, build: Callable[..., RectifiedModel]) -> RectifiedModel:
     """Read a model folder; `build` makes a model that does not yet touch the network.
 
     Another process may save to the folder meanwhile and remove what its old index named: then read again.
@@ -113,7 +114,7 @@ def load(folder: Path_, network: nn.Module, build: Callable[..., RectifiedModel]
     if not isinstance(network, nn.Module):
         raise UsageError(f"load needs the network as a torch.nn.Module, not {type(network).__name__}")
     folder = Path(folder)
-    for _ in range(9):
+    for _ in range(RETRIES):
         index = _read_index(folder)
         try:
             return _load(folder, index, network, build)
@@ -145,11 +146,11 @@ def _load(
             raise FileError(f"{folder / entry['file']}: holds the task {task.name!r}, not {entry['name']!r}")
         tasks.append(task)
     network.load_state_dict(base)
-    model._attach()
     fixed = set(index["fixed"])
     for name, p in network.named_parameters():
         p.requires_grad_(name not in fixed)
-    model._trained_flags = {n: p.requires_grad for n, p in network.named_parameters()}
+    model._user_requires_grad = {n: p.requires_grad for n, p in network.named_parameters()}
+    model._attach()
     model._restore_tasks(tasks, index["current"], index["base_frozen"])
     return model
 

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rkr.errors import UsageError
 from rkr.networks._arguments import require_positive
 
 Stem = Literal["cifar", "imagenet"]
@@ -73,9 +74,9 @@ class ResNet(nn.Module):
         super().__init__()
         require_positive(classes=classes)
         if stem not in get_args(Stem):
-            raise ValueError(f"stem must be one of {', '.join(get_args(Stem))}, but is {stem!r}.")
+            raise UsageError(f"stem must be one of {', '.join(get_args(Stem))}, but is {stem!r}.")
         if not blocks or len(blocks) != len(widths):
-            raise ValueError(f"blocks and widths must name the same stages, but are {blocks} and {widths}.")
+            raise UsageError(f"blocks and widths must name the same stages, but are {blocks} and {widths}.")
 
         if stem == "cifar":
             self.input_shape = (3, 32, 32)
