@@ -36,7 +36,7 @@ clean: ## remove the virtual environment, caches and builds
 $(DEV): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) $(TORCH)
-	$(PIP) -e '.[test,demo]'
+	$(PIP) -e '.[test]'
 	@touch $@
 
 $(BENCH): $(DEV)

@@ -1,0 +1,238 @@
+"""What is learned: images with labels, tasks, and streams of tasks.
+
+The learner of a task receives its `Training` part and nothing else; the test images hang on the `Task`, which only the
+evaluator holds. A part of a task never shares memory with another part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rkr.errors import UsageError
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Images that live in memory, all of one shape: one uint8 tensor, read in batches by `Batches`."""
+
+    x: Tensor  # uint8 (N, C, H, W)
+    y: Tensor  # int64 (N,), the class within the task or source: 0, 1, ...
+
+    def __post_init__(self) -> None:
+        if self.x.dtype != torch.uint8 or self.x.dim() != 4:
+            raise UsageError(f"images must be uint8 (N, C, H, W), not {self.x.dtype} {tuple(self.x.shape)}")
+        _check_labels(self.y, len(self.x))
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height, width."""
+        return (self.x.shape[1], self.x.shape[2], self.x.shape[3])
+
+    def take(self, index: Tensor, labels: Tensor | None = None) -> Images:
+        """A copy of some images, with labels of their own if given."""
+        return Images(self.x[index], self.y[index] if labels is None else labels)
+
+    def digest(self) -> str:
+        """SHA-256 of all pixels and labels."""
+        h = hashlib.sha256(f"images {tuple(self.x.shape)}".encode())
+        h.update(_raw(self.x))
+        h.update(_raw(self.y))
+        return h.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class ImageFiles:
+    """Images too many for memory: paths and labels; `Batches` has them decoded by worker processes."""
+
+    root: str
+    paths: NDArray[np.bytes_]  # (N,) relative to root; one array, as a million str would be copied to every worker
+    y: Tensor  # int64 (N,)
+    size: int = 224  # what every image is cropped to
+
+    def __post_init__(self) -> None:
+        if self.paths.dtype.kind != "S" or self.paths.ndim != 1:
+            raise UsageError(f"paths must be one array of bytes, not {self.paths.dtype} {self.paths.shape}")
+        if self.size < 1:
+            raise UsageError(f"size must be a positive number of pixels, not {self.size}")
+        _check_labels(self.y, len(self.paths))
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height, width of the images as they leave the decoder."""
+        return (3, self.size, self.size)
+
+    def path(self, i: int) -> str:
+        """Where an image lies."""
+        return os.path.join(self.root, os.fsdecode(bytes(self.paths[i])))
+
+    def take(self, index: Tensor, labels: Tensor | None = None) -> ImageFiles:
+        """Some of the images, with labels of their own if given."""
+        y = self.y[index] if labels is None else labels
+        return ImageFiles(self.root, self.paths[index.numpy()], y, self.size)
+
+    def digest(self) -> str:
+        """SHA-256 of paths and labels. The files themselves are not read: that would take hours for ImageNet."""
+        h = hashlib.sha256(f"files {self.size} {len(self)}".encode())
+        h.update(b"\0".join(self.paths.tolist()))
+        h.update(_raw(self.y))
+        return h.hexdigest()
+
+
+AnyImages = Images | ImageFiles
+
+
+def _raw(t: Tensor) -> Any:
+    """A tensor's bytes in row-major order, as a buffer."""
+    return t.contiguous().numpy()
+
+
+def _check_labels(y: Tensor, images: int) -> None:
+    if y.dtype != torch.int64 or y.shape != (images,):
+        raise UsageError(f"labels must be int64 ({images},), not {y.dtype} {tuple(y.shape)}")
+    if images and int(y.min()) < 0:
+        raise UsageError(f"labels must be 0, 1, ..., not {int(y.min())}")
+
+
+def _check_classes(what: str, images: AnyImages, classes: int) -> None:
+    if len(images) and int(images.y.max()) >= classes:
+        raise UsageError(f"{what} has the label {int(images.y.max())}, but there are only {classes} classes")
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A data set as it was published."""
+
+    name: str
+    class_names: tuple[str, ...]
+    train: AnyImages
+    test: AnyImages
+    mean: tuple[float, ...]  # of each channel, pixels in 0..1
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        _check_normalisation(self.train.shape, self.mean, self.std)
+        for what, part in (("train", self.train), ("test", self.test)):
+            _check_classes(f"{self.name}: the {what} part", part, len(self.class_names))
+            if part.shape != self.train.shape:
+                raise UsageError(f"{self.name}: the {what} part is {part.shape}, the train part {self.train.shape}")
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """All of a task that its learner ever sees."""
+
+    name: str
+    class_names: tuple[str, ...]
+    train: AnyImages
+    validation: AnyImages | None = None
+
+    def __post_init__(self) -> None:
+        for what, part in (("train", self.train), ("validation", self.validation)):
+            if part is not None:
+                _check_classes(f"task {self.name!r}: the {what} part", part, len(self.class_names))
+        if not len(self.train):
+            raise UsageError(f"task {self.name!r} has no training images")
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One task: what its learner sees, and the test images, which only the evaluator sees."""
+
+    training: Training
+    test: AnyImages
+
+    def __post_init__(self) -> None:
+        _check_classes(f"task {self.name!r}: the test part", self.test, len(self.training.class_names))
+
+    @property
+    def name(self) -> str:
+        return self.training.name
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """Tasks in the order in which they are learned.
+
+    Images of all tasks have one shape and are normalised alike, so that a sample can be handed to any task when the
+    task must be inferred.
+    """
+
+    name: str
+    tasks: tuple[Task, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    order: tuple[tuple[int, ...], ...]  # for each task, the numbers that its classes have in their source
+
+    def __post_init__(self) -> None:
+        if not self.tasks:
+            raise UsageError(f"stream {self.name!r} has no tasks")
+        names = [task.name for task in self.tasks]
+        if len(set(names)) < len(names):
+            raise UsageError(f"stream {self.name!r} has two tasks of one name: {', '.join(names)}")
+        sizes = [len(task.training.class_names) for task in self.tasks]
+        if [len(group) for group in self.order] != sizes:
+            raise UsageError(f"stream {self.name!r}: its order does not fit tasks of {sizes} classes")
+        for task in self.tasks:
+            for part in (task.training.train, task.training.validation, task.test):
+                if part is not None and part.shape != self.input_shape:
+                    raise UsageError(
+                        f"stream {self.name!r}: images of task {task.name!r} are {part.shape}, "
+                        f"those of the first task {self.input_shape}"
+                    )
+        _check_normalisation(self.input_shape, self.mean, self.std)
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """The shape of one image."""
+        return self.tasks[0].training.train.shape
+
+    def describe(self) -> dict[str, Any]:
+        """The stream as JSON; `sha256` changes with any image, label, class or order."""
+        return json.loads(self._description)
+
+    @cached_property
+    def _description(self) -> str:
+        tasks = []
+        for task in self.tasks:
+            parts = {"train": task.training.train, "validation": task.training.validation, "test": task.test}
+            there = {what: part for what, part in parts.items() if part is not None}
+            tasks.append(
+                {
+                    "name": task.name,
+                    "class_names": task.training.class_names,
+                    "images": {what: len(part) for what, part in there.items()},
+                    "sha256": {what: part.digest() for what, part in there.items()},
+                }
+            )
+        whole = {
+            "name": self.name,
+            "input_shape": self.input_shape,
+            "mean": self.mean,
+            "std": self.std,
+            "order": self.order,
+            "tasks": tasks,
+        }
+        whole["sha256"] = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+        return json.dumps(whole)
+
+
+def _check_normalisation(shape: tuple[int, int, int], mean: Sequence[float], std: Sequence[float]) -> None:
+    if len(mean) != shape[0] or len(std) != shape[0] or not all(value > 0 for value in std):
+        raise UsageError(f"images of {shape[0]} channels need as many means and positive stds, not {mean} and {std}")
