@@ -62,6 +62,10 @@ def switching(setting: Setting, folder: Path) -> None:
     sites = [s for s in ours._sites if s.rank is not None]
     weights = [s.weight for s in sites]
 
+    def copy_weights() -> None:
+        for w in weights:
+            w.clone()
+
     def rebuild() -> None:
         from rkr.core import kernels
 
@@ -86,7 +90,7 @@ def switching(setting: Setting, folder: Path) -> None:
         {
             "switch": lambda: ours.set_task(next_name()),
             "peft switch": lambda: theirs.set_adapter(next_name()),
-            "copy of the weights": lambda: [w.clone() for w in weights],
+            "copy of the weights": copy_weights,
             "rebuild": rebuild,
             "peft merge+unmerge": merge_cycle,
             "load": lambda: ours.load_task(path),

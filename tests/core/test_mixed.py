@@ -485,7 +485,9 @@ def test_the_task_in_use_comes_back_also_after_an_error(strategy: str) -> None:
     model.set_task("b")
     x = torch.randn(4, 6)
     alone = model(x).detach()
-    for fail_at in (1, 2):
+    with torch.no_grad():
+        model(x, tasks=list("cada"))  # looks at the network, once
+    for fail_at in (1, 2) if strategy == "group" else (1,):
         network.calls, network.fail_at = 0, fail_at
         with torch.no_grad(), pytest.raises(RuntimeError, match="out of memory"):
             model(x, tasks=list("cada"))
@@ -548,3 +550,86 @@ def test_wrong_lengths_and_names() -> None:
     with pytest.raises(rkr.UsageError, match="tensor input"):
         model({"x": x}, tasks=["a"])
     check(model, list("abcd"), x)
+
+
+class Sorter(nn.Module):
+    """Sorts its samples inside, as code around packed sequences does: right for one task, wrong layer by layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(6, 8)
+        self.fc = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = x[:, 0].argsort()
+        y = self.fc(torch.relu(self.hidden(x[order])))
+        return y[order.argsort()]
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(6, 6)
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x + self.hidden(x))
+
+
+def test_only_what_is_proved_runs_in_one_pass() -> None:
+    from rkr.core.rowwise import is_rowwise
+
+    chain = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)]
+    assert is_rowwise(nn.Sequential(*chain))
+    assert is_rowwise(rkr.networks.lenet(10))
+    assert is_rowwise(rkr.networks.VisualEncoder(8, 6, 4))
+    model = rkr.rectify(rkr.networks.lenet(10), head="fc")
+    assert is_rowwise(model.network)
+    assert not is_rowwise(nn.Sequential(nn.Linear(4, 4), nn.Flatten(0)))
+    assert not is_rowwise(Sorter())
+    assert not is_rowwise(Residual())  # it would hold, but two tensors might be aligned in any way
+    assert not is_rowwise(nn.TransformerEncoderLayer(8, 2))
+    assert not is_rowwise(nn.LSTM(3, 4))
+
+
+@pytest.mark.parametrize("strategy", ["auto", "layer", "group"])
+def test_samples_that_are_sorted_inside(strategy: str) -> None:
+    torch.manual_seed(0)
+    model = rkr.rectify(Sorter(), head="fc", mixed=strategy)
+    for name in ("a", "b"):
+        model.add_task(name, 3)
+        with torch.no_grad():
+            for p in model.named_task_parameters().values():
+                p.add_(torch.randn_like(p))
+    model.eval()
+    names = ["a", "b", "a", "b"]
+    with torch.no_grad():
+        for x in (torch.ones(4, 6), torch.randn(4, 6), torch.full((4, 6), torch.nan), torch.randn(4, 6)):
+            mixed = model(x, tasks=names)
+            for i, name in enumerate(names):
+                model.set_task(name)
+                torch.testing.assert_close(mixed[i], model(x[i : i + 1])[0], equal_nan=True)
+
+
+def test_under_autocast() -> None:
+    model = rkr.rectify(rkr.networks.lenet(10), head="fc")
+    for name in ("a", "b"):
+        model.add_task(name, 3)
+    model.eval()
+    x = torch.randn(4, 3, 32, 32)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        y = model(x, tasks=["a", "b", "a", "b"])
+    assert y.shape == (4, 3)
+    assert y.isfinite().all()
+
+
+def test_an_output_without_the_batch_in_front_is_refused() -> None:
+    class Turned(Sorter):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).t()
+
+    model = rkr.rectify(Turned(), head="fc")
+    for name in ("a", "b"):
+        model.add_task(name, 3)
+    with pytest.raises(rkr.UsageError, match="first dimension"):
+        model.eval()(torch.randn(4, 6), tasks=["a", "b", "a", "b"])

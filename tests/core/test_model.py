@@ -1620,3 +1620,69 @@ def test_training_and_evaluation_compute_the_same(kind: str) -> None:
                 module.training = False
         in_training = model(x).detach()
         torch.testing.assert_close(in_training, logits(model, name, x), rtol=1e-4, atol=1e-5)
+
+
+def test_adding_tasks_without_training_the_first_is_noticed() -> None:
+    model = rkr.rectify(Mlp(), head="fc")
+    model.add_task("a", 3)
+    with pytest.warns(UserWarning, match="not trained"):
+        model.add_task("b", 3)
+
+
+def test_buffers_that_another_method_moves_do_not_make_tasks_forget() -> None:
+    class Bank(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(6))
+
+        def update(self, x: Tensor) -> None:
+            self.mean.mul_(0.9).add_(0.1 * x.mean(0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x - self.mean
+
+    class Net(Mlp):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bank = Bank()
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.bank.update(x.detach())  # in both modes
+            return super().forward(self.bank(x))
+
+    torch.manual_seed(0)
+    network = Net()
+    model = rkr.rectify(network, head="fc")
+    model.add_task("a", 3)
+    x = torch.randn(8, 6)
+    model.train()
+    model(x)
+    model.add_task("b", 3)
+    known, proof = logits(model, "a", x), model.fingerprint("a")
+    for _ in range(3):
+        model.set_task("b")
+        model.train()
+        model(x + 5).sum().backward()
+        network.bank.update(x)
+        model.eval()
+        model(x - 3)
+    assert torch.equal(logits(model, "a", x), known)
+    assert model.fingerprint("a") == proof
+
+
+def test_memory_of_a_step_is_let_go_with_its_backward() -> None:
+    """Losses that are kept in a list must not keep activations."""
+    import gc
+
+    from rkr.core import kernels
+
+    model = rkr.rectify(rkr.networks.lenet(10), head="fc")
+    model.add_task("a", 3, train_base=False)
+    model.train()
+    loss = model(torch.randn(2, 3, 32, 32)).sum()
+    kept = [o for o in gc.get_objects() if type(o) is kernels._Output]
+    assert len(kept) == 3  # the second convolution and two linear layers
+    loss.backward(retain_graph=True)
+    assert all(o.y is not None for o in kept)
+    loss.backward()
+    assert all(o.y is None for o in kept)

@@ -73,12 +73,12 @@ class MultiplyAdds:
     @property
     def paper_percent(self) -> float:
         """`paper` in percent of the network."""
-        return 100 * self.paper / self.network
+        return 100 * self.paper / max(self.network, 1)
 
     @property
     def per_output_percent(self) -> float:
         """`per_output` in percent of the network."""
-        return 100 * self.per_output / self.network
+        return 100 * self.per_output / max(self.network, 1)
 
 
 @dataclass(frozen=True)
@@ -235,6 +235,8 @@ def _multiply_adds(model: RectifiedModel, example: Tensor | Sequence[int] | None
     if example is None:
         return None
     reference = next(iter(model.network.parameters()))
+    if not isinstance(example, Tensor | Sequence):
+        raise UsageError(f"cost needs an example input or its shape, such as (3, 32, 32), not {example!r}")
     if isinstance(example, Tensor):
         x = example[:1].to(reference.device)
     else:
@@ -266,6 +268,8 @@ def _multiply_adds(model: RectifiedModel, example: Tensor | Sequence[int] | None
             hooks.append(module.register_forward_hook(record))
     modes = {m: m.training for m in model.network.modules()}
     active, model._active.task = model._active.task, None
+    fast_attention = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # it would pass the hooks by
     try:
         model.network.eval()
         with torch.no_grad():
@@ -273,6 +277,7 @@ def _multiply_adds(model: RectifiedModel, example: Tensor | Sequence[int] | None
     except Exception as error:
         raise UsageError(f"the network does not run on an input of shape {tuple(x.shape[1:])}: {error}") from error
     finally:
+        torch.backends.mha.set_fastpath_enabled(fast_attention)
         model._active.task = active
         for hook in hooks:
             hook.remove()

@@ -23,7 +23,7 @@ from safetensors.torch import save as encode_tensors
 from torch import Tensor, nn
 
 from rkr.core.state import TaskState, is_statistic
-from rkr.errors import FileError
+from rkr.errors import FileError, UsageError
 
 if TYPE_CHECKING:
     from rkr.core.model import RectifiedModel
@@ -66,6 +66,14 @@ def _raw(t: Tensor) -> Any:
 
 # ---------------------------------------------------------------------------------------------------------
 # One file
+
+
+def as_path(path: PathLike) -> Path:
+    """A path, or a word where it is none."""
+    try:
+        return Path(path)
+    except TypeError:
+        raise UsageError(f"a file or folder needs a path, not {path!r}") from None
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -217,12 +225,12 @@ def encode_task(model: RectifiedModel, task: TaskState, base: str, path: PathLik
 def save_task(model: RectifiedModel, task: TaskState, path: PathLike) -> None:
     """Write a task file."""
     model._check_owner()
-    write_atomic(Path(path), encode_task(model, task, base_fingerprint(model), path))
+    write_atomic(as_path(path), encode_task(model, task, base_fingerprint(model), path))
 
 
 def load_task(model: RectifiedModel, path: PathLike, name: str | None, base: str | None = None) -> TaskState:
     """Read a task file for this model; the model is not changed."""
-    path = Path(path)
+    path = as_path(path)
     meta, tensors = decode(path, "rkr-task")
     try:
         classes, class_names = json.loads(meta["classes"]), json.loads(meta["class_names"])

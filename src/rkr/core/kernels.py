@@ -187,6 +187,12 @@ def _linear_unscaled(rows: Tensor, w: Tensor, b: Tensor | None, u: Tensor | None
     return y if u is None or rm is None else y.addmm_(u, rm)
 
 
+def _graph_is_kept() -> bool:
+    """Whether the running backward pass may come again (`retain_graph`). Where torch cannot tell: yes."""
+    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return ask is None or bool(ask())
+
+
 class _Output:
     """A layer's scaled output, remembered for the gradient of F.
 
@@ -195,15 +201,18 @@ class _Output:
     """
 
     def __init__(self, y: Tensor) -> None:
-        self.y = y.detach()
+        self.y: Tensor | None = y.detach()
         self.version = self.y._version
 
     def scale_gradient(self, dy: Tensor, f: Tensor, unscaled: Callable[[], Tensor]) -> Tensor:
         """dF: for each channel the sum of dY times the output before scaling, which is Y / F."""
+        y = self.y
+        if not _graph_is_kept():
+            self.y = None  # let go of it, as autograd does with what it saved
         tiny = f.abs() < torch.finfo(f.dtype).tiny ** 0.5
-        if self.y._version != self.version or bool(tiny.any()):
+        if y is None or y._version != self.version or bool(tiny.any()):
             return channel_dot(dy, unscaled())
-        return channel_dot(dy, self.y) / f
+        return channel_dot(dy, y) / f
 
 
 def channel_dot(a: Tensor, b: Tensor) -> Tensor:

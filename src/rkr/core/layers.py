@@ -244,15 +244,13 @@ def _norm_tensor(module: Any, name: str) -> Tensor | None:
 
 
 class _Pinned(_Exchanged):
-    """A shared module with buffers: once the base is frozen it computes on copies of them, so they never move."""
-
-    _buffers: dict[str, Tensor | None]
+    """A shared module with buffers: once the base is frozen, whatever a call writes to them does not last."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not (self._rkr.active.base_frozen and self.training):
+        try:
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
-        with own_buffers(self):
-            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self._rkr.restore_buffers()
 
 
 @contextmanager

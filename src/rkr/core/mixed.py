@@ -2,8 +2,7 @@
 
 Two strategies. "group" runs the network once for each task with its merged weights; it is always right. "layer" runs it
 once and lets each layer apply each sample's own factors; it reads large linear weights once, but holds only where
-the first dimension stays the batch all through the network. So it is tried where it can pay, and kept only if its first
-result agrees with the groups'.
+the first dimension stays the batch all through the network. So it is used where it can pay and is proved to hold.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rkr.core.layers import NeedsGrouping, merged_for, own_buffers
+from rkr.core.layers import NeedsGrouping, autocasts, merged_for, own_buffers
+from rkr.core.rowwise import is_rowwise
 from rkr.core.sites import Site, join
 from rkr.core.state import TaskState
 from rkr.errors import UsageError
@@ -132,14 +132,10 @@ def run(model: RectifiedModel, args: Sequence[Any], kwargs: Mapping[str, Any], n
     try:
         if not may_run_by_layer(model, tasks):
             return run_groups(model, args, kwargs, batch, order)
-        if model._mixed_by_layer is None:
-            model._mixed_by_layer = layers_agree(model, args, kwargs, batch, order)
-        if model._mixed_by_layer:
-            try:
-                return run_layers(model, args, kwargs, batch, order)
-            except NeedsGrouping:
-                model._mixed_by_layer = False
-        return run_groups(model, args, kwargs, batch, order)
+        try:
+            return run_layers(model, args, kwargs, batch, order)
+        except NeedsGrouping:
+            return run_groups(model, args, kwargs, batch, order)
     finally:
         active.task, active.mixed = current, None
 
@@ -170,29 +166,6 @@ def run_layers(model: RectifiedModel, args: Any, kwargs: Any, batch: MixedBatch,
     return assemble([logits_of(output)], [order], class_dim(model))
 
 
-def layers_agree(model: RectifiedModel, args: Any, kwargs: Any, batch: MixedBatch, order: Tensor) -> bool:
-    """Whether both strategies give the same on this network, tried with tasks that surely differ from each other."""
-    probe = MixedBatch([_noisy(t, seed) for seed, t in enumerate(batch.tasks)], batch.counts, batch.index)
-    try:
-        return agree(run_layers(model, args, kwargs, probe, order), run_groups(model, args, kwargs, probe, order))
-    except NeedsGrouping:
-        return False
-    finally:
-        model._active.mixed = None
-        for task in probe.tasks:
-            model._active.cache.drop(task)
-
-
-def _noisy(task: TaskState, seed: int) -> TaskState:
-    """A copy with noise on all that the task owns."""
-    other = TaskState(task.name, task.classes)
-    generator = torch.Generator().manual_seed(seed)
-    for key, tensor in task.tensors().items():
-        noise = torch.rand(tensor.shape, generator=generator).to(tensor) if tensor.is_floating_point() else 0
-        other.put(key, tensor.detach() + 0.1 * noise)
-    return other
-
-
 def class_dim(model: RectifiedModel) -> int:
     """Where a network's output has its classes: last for a Linear head, dimension 1 for a convolution."""
     site = model._head_site()
@@ -200,32 +173,20 @@ def class_dim(model: RectifiedModel) -> int:
 
 
 def may_run_by_layer(model: RectifiedModel, tasks: Sequence[TaskState]) -> bool:
-    """Whether to try the "layer" strategy: it must apply, pay, and not have failed on this network before."""
+    """Whether the "layer" strategy applies to this call, pays, and holds for this network."""
     options = model.options
-    if options.mixed == "group" or model._mixed_by_layer is False or len(tasks) == 1 or options.layout != "axes":
+    if options.mixed == "group" or len(tasks) == 1 or options.layout != "axes":
         return False
-    if torch.is_grad_enabled() or any(s.module.training for s in model._sites):
+    if torch.is_grad_enabled() or autocasts(_device(model)) or any(s.module.training for s in model._sites):
         return False
-    if options.mixed == "layer":
-        return True
     linear, other = (
         sum(s.weight.numel() for s in model._sites if s.kind in kinds) for kinds in (("linear",), ("conv", "attention"))
     )
-    return linear > other
-
-
-def agree(a: Any, b: Any) -> bool:
-    """Whether two results are the same up to rounding."""
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        if a.shape != b.shape or not torch.equal(a.isfinite(), b.isfinite()):
-            return False
-        a, b = a[a.isfinite()], b[b.isfinite()]
-        return bool(((a - b).abs() <= 1e-3 * b.abs().max()).all()) if b.numel() else True
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(agree(a[key], b[key]) for key in a)
-    if isinstance(a, tuple | list) and isinstance(b, tuple | list):
-        return len(a) == len(b) and all(map(agree, a, b))
-    return a is None and b is None
+    if options.mixed == "auto" and linear <= other:
+        return False
+    if model._rowwise is None:
+        model._rowwise = is_rowwise(model.network)
+    return model._rowwise
 
 
 def _device(model: RectifiedModel) -> torch.device:
@@ -269,6 +230,11 @@ def assemble(outputs: list[Any], rows: list[Tensor], dim: int) -> Any:
     if not isinstance(first, Tensor):
         raise UsageError(
             f"a mixed batch needs a network that returns tensors, not {type(first).__name__}: "
+            "call the model once for each task instead"
+        )
+    if any(o.dim() == 0 or len(o) != len(r) for o, r in zip(outputs, rows, strict=True)):
+        raise UsageError(
+            "a mixed batch needs a network whose output has the batch in its first dimension: "
             "call the model once for each task instead"
         )
     if len({o.shape[1:] for o in outputs}) > 1:

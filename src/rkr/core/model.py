@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral
@@ -84,7 +85,7 @@ class RectifiedModel(nn.Module):
         self._sites = sites
         self._base_at_start: Any = None  # version of the base when the task that trains it was added
         self._user_requires_grad = {n: p.requires_grad for n, p in network.named_parameters()}
-        self._mixed_by_layer: bool | None = None  # whether mixed batches may run layer by layer; None: not yet tried
+        self._rowwise: bool | None = None  # whether the network treats each sample by itself; None: not yet looked at
         if attach:
             self._attach()
 
@@ -136,6 +137,12 @@ class RectifiedModel(nn.Module):
         head = {} if count is None else self._new_head(count, head_init)
         open_base = first and train_base is not False
         if not open_base:
+            if len(self.tasks) and not self.base_frozen and not self._base_has_changed():
+                warnings.warn(
+                    "the base network was not trained since its first task was added, and is frozen now: train that "
+                    "task before adding another, or add it with train_base=False",
+                    stacklevel=2,
+                )
             self.freeze_base()
         for site in self._sites:
             if site.kind == "norm" and open_base:
@@ -152,7 +159,11 @@ class RectifiedModel(nn.Module):
         return task
 
     def set_task(self, name: str) -> None:
-        """Use a task from now on. Costs the same however many tasks there are."""
+        """Use a task from now on. Costs the same however many tasks there are.
+
+        Only the task in use takes gradients; those of the task before are dropped, so that an optimiser which still
+        holds its parameters cannot move them.
+        """
         self._select(self.tasks[name])
 
     def remove_task(self, name: str) -> None:
@@ -161,7 +172,7 @@ class RectifiedModel(nn.Module):
         A base that was trained with the task stays as it is, because files of the task may depend on it.
         """
         task = self.tasks[name]
-        if not self.base_frozen and self._base_at_start != version_key(*self.network.parameters()):
+        if not self.base_frozen and self._base_has_changed():
             self.freeze_base()
         self.tasks.remove(name)
         self._active.cache.drop(task)
@@ -214,6 +225,8 @@ class RectifiedModel(nn.Module):
             p.requires_grad_(False)
             p.grad = None
         self._active.base_frozen = True
+        for site in self._sites:
+            site.keep_buffers()
         self.network.train(self.network.training)  # shared statistics go to evaluation mode
         for task in self.tasks.values():  # at most one: the task with which the base was trained
             for key, tensor in clone_state(self._norm_state(task)).items():
@@ -232,6 +245,7 @@ class RectifiedModel(nn.Module):
             kwargs: Passed to the network.
         """
         self._check_owner()
+        self._restore_shared()
         try:
             with self._as_when_frozen():
                 if tasks is not None:
@@ -241,6 +255,8 @@ class RectifiedModel(nn.Module):
         except RuntimeError as error:
             self._explain((*args, *kwargs.values()), error)
             raise
+        finally:
+            self._restore_shared()
 
     def merged(self, name: str) -> nn.Module:
         """A plain copy of the user's network that computes what the task computes, with the same keys.
@@ -344,6 +360,11 @@ class RectifiedModel(nn.Module):
         for p in self._unused_head():
             p.requires_grad_(False)
 
+    def _restore_shared(self) -> None:
+        """Put buffers that all tasks share back, if anything has moved them."""
+        for site in self._sites:
+            site.restore_buffers()
+
     def _restore_tasks(self, tasks: Sequence[TaskState], current: str | None, frozen: bool) -> None:
         """Take over the tasks of a saved model, and whether its base was still being trained."""
         for task in tasks:
@@ -356,6 +377,10 @@ class RectifiedModel(nn.Module):
                     task.discard(key)
         if current is not None:
             self.set_task(current)
+
+    def _base_has_changed(self) -> bool:
+        """Whether the base was written to since the task that trains it was added."""
+        return self._base_at_start != version_key(*self.network.parameters())
 
     def _trains_base(self, task: TaskState) -> bool:
         """Whether the base is being trained with this task."""
@@ -498,7 +523,9 @@ class RectifiedModel(nn.Module):
 
     def _base_state(self, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """What tasks share: the network's tensors without its head and without what each task has for itself."""
-        state = self.network.state_dict() if state is None else state
+        if state is None:
+            self._restore_shared()
+            state = self.network.state_dict()
         odd = next((k for k, v in state.items() if not isinstance(v, Tensor)), None)
         if odd is not None:
             raise UsageError(f"the network's state {odd!r} is not a tensor, so it cannot be hashed or saved")
@@ -516,7 +543,10 @@ class RectifiedModel(nn.Module):
 def _class_list(classes: int | Sequence[str] | None, head: str | None) -> tuple[int | None, list[str] | None]:
     if head is None:
         if classes is not None:
-            raise UsageError("this model has no head, so its tasks take no classes: leave `classes` out")
+            raise UsageError(
+                "this model has no head, so its tasks take no classes: leave `classes` out, or name the network's "
+                "classification layer, rectify(network, head='fc')"
+            )
         return None, None
     if classes is None:
         raise UsageError("say how many classes the task has: add_task(name, classes=10)")
@@ -545,7 +575,8 @@ def _check_name(name: object) -> None:
 
 
 def _is_norm(module: nn.Module) -> bool:
-    return isinstance(module, (*BATCH_NORMS, *OTHER_NORMS))
+    known = isinstance(module, (*BATCH_NORMS, *OTHER_NORMS))
+    return known or "norm" in type(module).__name__.lower()  # others' own, such as transformers' RMSNorms
 
 
 def _replace(module: nn.Module, name: str, tensor: Tensor) -> None:

@@ -28,7 +28,8 @@ class Options:
         scale_outputs: Where outputs are scaled by F (equation 2); same values. RKR-Lite is
             ``rectify_weights="conv", scale_outputs="linear"``.
         include: Shell-style name patterns (``"layer4.*"``); only layers that match one are rectified.
-        exclude: Layers that match one of these are left alone, even if included.
+        exclude: Layers that match one of these are left alone, even if included. Neither concerns normalisation
+            layers, for which there are `bn` and `norm`.
         ranks: Rank by name pattern, e.g. ``{"layer4.*": 8}``; the last pattern that matches wins,
             other layers use `rank`.
         bn: What each task keeps of a BatchNorm (or InstanceNorm) layer. ``"per_task"``: affine
@@ -44,8 +45,9 @@ class Options:
         cache_bytes: Bound on the memory that holds merged weights of recently used tasks. The task in
             use is always cached.
         mixed: How a batch with several tasks is computed. ``"group"``: one pass per task. ``"layer"``:
-            one pass, each layer applies each sample's own factors. ``"auto"``: ``"layer"`` for networks
-            made mostly of linear layers, once a first batch has shown that both agree; else ``"group"``.
+            one pass, each layer applies each sample's own factors, where it is proved that the network treats each
+            sample by itself (`rowwise.py`); else ``"group"``. ``"auto"``: ``"layer"`` for networks made mostly of
+            linear layers, where it pays. The two agree up to rounding.
         fast: ``False`` computes the paper's formula literally, for debugging and for derivatives of
             derivatives, which the fast kernels do not have.
     """

@@ -83,4 +83,4 @@ def lm_std(kind: str, fan: int) -> float:
     unit-normal factors, and needs them to learn at the paper's rate of 0.01; wide kernels are held at the same
     step. Fully connected layers have no such guard and take smaller factors.
     """
-    return min(1.0, 10 / fan**0.5) if kind == "conv" else 2 / fan**0.5
+    return min(1.0, 10 / max(fan, 1) ** 0.5) if kind == "conv" else 2 / max(fan, 1) ** 0.5

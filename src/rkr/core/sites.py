@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from rkr.core.options import Options
 from rkr.core.rectification import factor_shapes, lm_std
-from rkr.core.state import STATISTICS, Active, TaskState
+from rkr.core.state import STATISTICS, Active, TaskState, version_key
 from rkr.errors import UsageError
 
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -36,6 +37,7 @@ class Site:
     stats: bool = False  # norm: each task has its own running statistics
 
     def __post_init__(self) -> None:
+        self._kept: dict[str, tuple[Any, Tensor]] = {}
         self.lm, self.rm, self.f = (join(self.path, name) for name in ("lm", "rm", "f"))
         self.weight_name, self.bias_name = (
             ("in_proj_weight", "in_proj_bias") if self.kind == "attention" else ("weight", "bias")
@@ -75,6 +77,21 @@ class Site:
         """A parameter or buffer of the base at this place."""
         value = self.module._parameters.get(name)
         return value if value is not None else self.module._buffers.get(name)
+
+    def keep_buffers(self) -> None:
+        """Remember the buffers of a shared module, which earlier tasks depend on."""
+        if self.kind == "pinned":
+            found = ((name, b) for name, b in self.module._buffers.items() if b is not None)
+            self._kept = {name: (version_key(b), b.detach().clone()) for name, b in found}
+
+    def restore_buffers(self) -> None:
+        """Put them back where something has written to them. A new tensor each time: autograd may hold the old one."""
+        for name, (version, kept) in self._kept.items():
+            now = self.module._buffers.get(name)
+            if now is not None and version_key(now) != version:
+                fresh = kept.to(now, copy=True)
+                self.module._buffers[name] = fresh
+                self._kept[name] = (version_key(fresh), kept)
 
     def draw(self) -> dict[str, Tensor]:
         """New tensors for a task that starts as the base network."""

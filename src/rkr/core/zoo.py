@@ -22,6 +22,7 @@ from rkr.core.files import (
     SUFFIX,
     TEMPORARY,
     PathLike,
+    as_path,
     base_fingerprint,
     check_finite,
     check_tensors,
@@ -46,7 +47,7 @@ RETRIES = 9  # a reader that a writer overtakes more often than this gives up
 def save(model: RectifiedModel, folder: PathLike) -> None:
     """Write a model folder."""
     model._check_owner()
-    folder = Path(folder)
+    folder = as_path(folder)
     if os.path.exists(folder) and not folder.is_dir():
         raise FileError(f"{folder}: is a file; save needs a folder")
     base = base_fingerprint(model)
@@ -113,7 +114,7 @@ def load(folder: PathLike, network: nn.Module, build: Callable[..., RectifiedMod
     """
     if not isinstance(network, nn.Module):
         raise UsageError(f"load needs the network as a torch.nn.Module, not {type(network).__name__}")
-    folder = Path(folder)
+    folder = as_path(folder)
     for _ in range(RETRIES):
         index = _read_index(folder)
         try:
