@@ -12,6 +12,12 @@ README = Path(__file__).parents[1] / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.DOTALL)
 
 
+def test_links_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", README.read_text("utf-8"))
+    assert len(links) >= 3
+    assert [link for link in links if not (README.parent / link).exists()] == []
+
+
 def test_first_example_is_ten_lines_and_runs(capsys: pytest.CaptureFixture[str]) -> None:
     lines = BLOCKS[0].strip().splitlines()
     assert len(lines) <= 11
