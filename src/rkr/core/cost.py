@@ -229,12 +229,29 @@ def _shared(model: RectifiedModel) -> list[Shared]:
 
 
 def _multiply_adds(model: RectifiedModel, example: Tensor | Sequence[int] | None) -> MultiplyAdds | None:
-    """Run one sample and count at each layer from its output's shape."""
     if example is None:
         example = getattr(model.network, "input_shape", None)
     if example is None:
         return None
-    reference = next(iter(model.network.parameters()))
+    active, model._active.task = model._active.task, None
+    try:
+        products, outputs = multiply_adds(model.network, example)
+    finally:
+        model._active.task = active
+    scaled = [s for s in model._sites if s.scaled]
+    return MultiplyAdds(
+        products,
+        sum(s.weight.shape[0] for s in scaled if s.kind == "conv"),
+        sum(outputs.get(s.module, 0) for s in scaled),
+    )
+
+
+def multiply_adds(network: nn.Module, example: Tensor | Sequence[int]) -> tuple[int, dict[nn.Module, int]]:
+    """Multiply-adds of a network's convolutions and linear layers for one sample, and the values each layer puts out.
+
+    Runs the sample, an input or its shape without the batch, and counts at each layer from its output's shape.
+    """
+    reference = next(iter(network.parameters()))
     if not isinstance(example, Tensor | Sequence):
         raise UsageError(f"cost needs an example input or its shape, such as (3, 32, 32), not {example!r}")
     if isinstance(example, Tensor):
@@ -261,31 +278,24 @@ def _multiply_adds(model: RectifiedModel, example: Tensor | Sequence[int] | None
         count(attention.out_proj, q.numel() // q.shape[-1] * attention.embed_dim, attention.embed_dim)
 
     hooks = []
-    for module in model.network.modules():
+    for module in network.modules():
         if isinstance(module, nn.MultiheadAttention):
             hooks.append(module.register_forward_hook(record_attention, with_kwargs=True))
         elif weight_kind(module) is not None:
             hooks.append(module.register_forward_hook(record))
-    modes = {m: m.training for m in model.network.modules()}
-    active, model._active.task = model._active.task, None
+    modes = {m: m.training for m in network.modules()}
     fast_attention = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # it would pass the hooks by
     try:
-        model.network.eval()
+        network.eval()
         with torch.no_grad():
-            model.network(x)
+            network(x)
     except Exception as error:
         raise UsageError(f"the network does not run on an input of shape {tuple(x.shape[1:])}: {error}") from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_attention)
-        model._active.task = active
         for hook in hooks:
             hook.remove()
         for module, mode in modes.items():
             module.training = mode
-    scaled = [s for s in model._sites if s.scaled]
-    return MultiplyAdds(
-        products,
-        sum(s.weight.shape[0] for s in scaled if s.kind == "conv"),
-        sum(outputs.get(s.module, 0) for s in scaled),
-    )
+    return products, outputs

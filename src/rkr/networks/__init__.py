@@ -1,4 +1,4 @@
-"""The networks of the paper's experiments, as plain modules that know nothing of any learning method.
+"""The networks of the paper's experiments and of the demo, as plain modules that know nothing of any learning method.
 
 Every network has an `input_shape`, the shape of one sample; every classifier ends in a linear layer `fc`.
 """
@@ -6,5 +6,6 @@ Every network has an `input_shape`, the shape of one sample; every classifier en
 from rkr.networks.cada_vae import VisualEncoder
 from rkr.networks.lenet import LeNet, lenet
 from rkr.networks.resnet import ResNet, resnet18, resnet32
+from rkr.networks.small_cnn import SmallCNN, small_cnn
 
-__all__ = ["LeNet", "ResNet", "VisualEncoder", "lenet", "resnet18", "resnet32"]
+__all__ = ["LeNet", "ResNet", "SmallCNN", "VisualEncoder", "lenet", "resnet18", "resnet32", "small_cnn"]

@@ -98,6 +98,20 @@ class ImageFiles:
 AnyImages = Images | ImageFiles
 
 
+def joined(parts: Sequence[AnyImages]) -> AnyImages:
+    """Several parts as one, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    y = torch.cat([part.y for part in parts])
+    in_memory = [part for part in parts if isinstance(part, Images)]
+    if len(in_memory) == len(parts):
+        return Images(torch.cat([part.x for part in in_memory]), y)
+    files = [part for part in parts if isinstance(part, ImageFiles)]
+    if len(files) < len(parts) or len({(part.root, part.size) for part in files}) > 1:
+        raise UsageError("images of different kinds or folders cannot be joined")
+    return ImageFiles(files[0].root, np.concatenate([part.paths for part in files]), y, files[0].size)
+
+
 def _raw(t: Tensor) -> Any:
     """A tensor's bytes in row-major order, as a buffer."""
     return t.contiguous().numpy()

@@ -1,0 +1,111 @@
+"""The evaluator: the only holder of test images. Learners see them one batch at a time, without labels, to answer."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from rkr.engine.processes import gather
+from rkr.learners import Learner
+from rkr.tasks import Batches, Stream
+
+BATCH = 250  # always the same, so that the same answers come bit for bit
+
+
+@dataclass(frozen=True)
+class Row:
+    """All tasks so far, tested after one of them was learned. Fractions, in the order of tasks."""
+
+    accuracy: tuple[float, ...]
+    top5: tuple[float, ...]
+    tested: tuple[int, ...]
+    proof: dict[str, str]  # for each task, the SHA-256 of its logits
+
+
+class Evaluator:
+    """Tests a learner on the tasks of a stream."""
+
+    def __init__(self, stream: Stream, fabric: Fabric, workers: int | None = None) -> None:
+        self._tasks, self._fabric = stream.tasks, fabric
+        self._batches = [
+            Batches(
+                task.test,
+                BATCH,
+                mean=stream.mean,
+                std=stream.std,
+                device=fabric.device,
+                rank=fabric.global_rank,
+                world=fabric.world_size,
+                workers=workers,
+            )
+            for task in stream.tasks
+        ]
+
+    @torch.no_grad()
+    def row(self, learner: Learner, learned: int) -> Row:
+        """Test the first `learned` tasks, the task given."""
+        learner.eval()
+        accuracy, top5, tested, proof = [], [], [], {}
+        for number in range(learned):
+            hits, near, count, digest = 0, 0, 0, hashlib.sha256()
+            for x, y in self._batches[number].iter_from(0):
+                if not len(y):
+                    continue
+                with self._fabric.autocast():
+                    logits = learner.predict(x, number)
+                ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices == y[:, None]
+                hits += int(ranked[:, 0].sum())
+                near += int(ranked.sum())
+                count += len(y)
+                digest.update(logits.float().cpu().contiguous().numpy().tobytes())
+            shares = gather(self._fabric, (hits, near, count, digest.hexdigest()))
+            hits, near, count = (sum(share[i] for share in shares) for i in range(3))
+            accuracy.append(hits / count)
+            top5.append(near / count)
+            tested.append(count)
+            whole = shares[0][3] if len(shares) == 1 else hashlib.sha256("".join(s[3] for s in shares).encode())
+            proof[self._tasks[number].name] = whole if isinstance(whole, str) else whole.hexdigest()
+        return Row(tuple(accuracy), tuple(top5), tuple(tested), proof)
+
+    @torch.no_grad()
+    def agnostic(self, learner: Learner, learned: int) -> tuple[float, ...]:
+        """Test the first `learned` tasks without telling the task: the most confident task answers.
+
+        Every task's head computes a softmax over its own classes, and the task with the highest probability wins
+        (Hendrycks & Gimpel, ICLR 2017). A sample counts as right if both task and class are.
+        """
+        learner.eval()
+        found = []
+        for number in range(learned):
+            hits = count = 0
+            for x, y in self._batches[number].iter_from(0):
+                if not len(y):
+                    continue
+                best, task, label = None, None, None
+                for candidate in range(learned):
+                    with self._fabric.autocast():
+                        confidence, answer = learner.predict(x, candidate).float().softmax(1).max(1)
+                    best, task, label = _keep_better(best, task, label, confidence, candidate, answer)
+                assert task is not None
+                hits += int(((task == number) & (label == y)).sum())
+                count += len(y)
+            shares = gather(self._fabric, (hits, count))
+            found.append(sum(s[0] for s in shares) / sum(s[1] for s in shares))
+        return tuple(found)
+
+
+def _keep_better(
+    best: Tensor | None, task: Tensor | None, label: Tensor | None, confidence: Tensor, candidate: int, answer: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    if best is None or task is None or label is None:
+        return confidence, torch.full_like(answer, candidate), answer
+    better = confidence > best
+    return (
+        torch.where(better, confidence, best),
+        torch.where(better, torch.full_like(task, candidate), task),
+        torch.where(better, answer, label),
+    )

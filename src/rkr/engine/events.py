@@ -1,0 +1,113 @@
+"""What a run tells those who watch it: displays, machine output and TensorBoard listen to these and to nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Event:
+    """Anything that happens. `run` says in which run: "cifar100-lenet rkr A"."""
+
+    run: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The event as plain values, its kind under "event"."""
+        return {"event": type(self).__name__.lower(), **dataclasses.asdict(self)}
+
+
+@dataclass(frozen=True)
+class Started(Event):
+    """A run begins, or goes on from where it was: before epoch `epoch` (0, 1, ...) of task `number` (1, 2, ...)."""
+
+    folder: str
+    tasks: tuple[str, ...]
+    epochs: int  # of each task
+    number: int
+    epoch: int
+    resumed: bool
+
+
+@dataclass(frozen=True)
+class Progress(Event):
+    """Within an epoch, at most a few times a second. Loss and accuracy are of the epoch's training images so far."""
+
+    number: int
+    task: str
+    epoch: int  # 0, 1, ...
+    epochs: int
+    batch: int  # batches done
+    batches: int
+    loss: float
+    accuracy: float | None  # a fraction; None where the loss is not a classifier's
+    done: float  # share of the whole run, 0 to 1
+    seconds_left: float | None  # of the whole run, by the speed so far
+
+
+@dataclass(frozen=True)
+class EpochEnd(Event):
+    """An epoch of training is over."""
+
+    number: int
+    task: str
+    epoch: int  # 0, 1, ...
+    epochs: int
+    loss: float
+    accuracy: float | None
+    lr: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TaskEnd(Event):
+    """A task is learned, and all tasks so far have been tested. Accuracies are fractions, in the order of tasks."""
+
+    number: int
+    task: str
+    tasks: int
+    accuracy: tuple[float, ...]
+    agnostic: tuple[float, ...] | None  # with the task inferred
+    unchanged: bool | None  # earlier tasks answer bit for bit as before; None: the method does not promise it
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Finished(Event):
+    """The run is complete; `already` if it was so before."""
+
+    folder: str
+    seconds: float
+    already: bool
+
+
+@dataclass(frozen=True)
+class Stopped(Event):
+    """The run was interrupted after saving its state; the same command goes on."""
+
+    folder: str
+    number: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Failed(Event):
+    """The run could not go on; its last state is intact."""
+
+    folder: str
+    reason: str
+
+
+Watch = Callable[[Event], None]
+
+KINDS: dict[str, type[Event]] = {
+    kind.__name__.lower(): kind for kind in (Started, Progress, EpochEnd, TaskEnd, Finished, Stopped, Failed)
+}
+
+
+def from_json(values: dict[str, Any]) -> Event:
+    """An event from `Event.to_json`, as another process has written it."""
+    fields: Any = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items() if key != "event"}
+    return KINDS[values["event"]](**fields)

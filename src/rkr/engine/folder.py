@@ -1,0 +1,140 @@
+"""A run is a folder: settings, results that only grow, the last state, and a lock.
+
+run.json           what is run: written once
+results.jsonl      a line for each epoch and each task; the same bytes whenever the run is repeated
+times.jsonl        how long it took, which no run repeats
+state.safetensors  where to go on; gone when the run is complete
+model/             what was learned: for RKR one file a task, for `rkr.load`
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from rkr.core.files import write_atomic
+from rkr.engine.state import load_state, save_state
+from rkr.errors import FileError, UsageError
+
+
+class RunFolder:
+    """The only writer of a run's files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.results = path / "results.jsonl"
+        self.times = path / "times.jsonl"
+        self.model = path / "model"
+        self._settings = path / "run.json"
+        self._state = path / "state.safetensors"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder; another process that wants it is refused. The lock ends with its process, in any way."""
+        with _explained(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.path / "lock", timeout=0)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise UsageError(f"{self.path}: another process is running this: wait for it, or stop it first") from None
+        except OSError as error:
+            raise FileError(f"{self.path}: cannot be locked: {error.strerror or error}") from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def begin(self, settings: dict[str, Any], about: dict[str, Any]) -> None:
+        """Write what is run, or check that the folder is of the same run."""
+        if self._settings.exists():
+            try:
+                there = json.loads(self._settings.read_text())["settings"]
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise FileError(f"{self._settings}: cannot be read ({error}): move the folder away") from error
+            wanted = json.loads(json.dumps(settings))
+            if there != wanted:
+                key, old, new = next(_differences(there, wanted))
+                raise UsageError(
+                    f"{self.path} holds a run with other settings ({key} is {old!r} there, {new!r} now): "
+                    "choose another folder with --out, or remove that one"
+                )
+        else:
+            text = json.dumps({"format": 1, **about, "settings": settings}, indent=1)
+            write_atomic(self._settings, (text + "\n").encode())
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is complete."""
+        lines = self.lines()
+        return bool(lines) and lines[-1].get("event") == "end"
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The results so far."""
+        with _explained(self.results):
+            text = self.results.read_text() if self.results.exists() else ""
+        whole = text[: text.rfind("\n") + 1]  # a line cut short by a kill is none
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def append(self, path: Path, line: dict[str, Any]) -> None:
+        """Add a line to one of the growing files."""
+        with _explained(path), open(path, "ab") as file:
+            file.write((json.dumps(line) + "\n").encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Keep a state, and how much of the results belongs to it."""
+        size = self.results.stat().st_size if self.results.exists() else 0
+        save_state(self._state, {**state, "results": size})
+
+    def resume(self) -> dict[str, Any] | None:
+        """The last state, if any; results that came after it are dropped, as they will come again."""
+        if not self._state.exists():
+            if self.results.exists() and not self.finished:
+                self._cut(0)
+            return None
+        state: dict[str, Any] = load_state(self._state)
+        self._cut(state.pop("results"))
+        return state
+
+    def close(self, tasks: int) -> None:
+        """The run is complete."""
+        self.append(self.results, {"event": "end", "tasks": tasks})
+        self.drop_state()
+
+    def drop_state(self) -> None:
+        """A complete run has nothing to go on with."""
+        self._state.unlink(missing_ok=True)
+
+    def _cut(self, size: int) -> None:
+        if not self.results.exists():
+            if size:
+                raise FileError(f"{self.results}: is missing, but there is a state: remove {self.path} to start anew")
+            return
+        if self.results.stat().st_size < size:
+            raise FileError(f"{self.results}: shorter than when the state was saved: remove {self.path} to start anew")
+        with _explained(self.results), open(self.results, "r+b") as file:
+            file.truncate(size)
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise FileError(f"{path}: {error.strerror or error}; the last saved state is intact") from error
+
+
+def _differences(a: Any, b: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in sorted({*a, *b}):
+            yield from _differences(a.get(key), b.get(key), f"{path}.{key}" if path else key)
+    elif a != b:
+        yield path, a, b

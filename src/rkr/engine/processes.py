@@ -1,0 +1,103 @@
+"""One process or many: Lightning Fabric gives device, precision and collectives; here is what training needs on top.
+
+Learners change shape with every task, so networks are not wrapped for distributed training. Instead each process
+computes its share of the batch, and the gradients are summed before the step. BatchNorm computes over the whole batch
+too, so that the number of processes changes nothing but rounding.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+from torch.distributed.nn import functional as collectives
+
+from rkr.errors import UsageError
+
+
+def make_fabric(accelerator: str = "auto", precision: str | None = None) -> Fabric:
+    """A Fabric for this process: alone, or one of those that torchrun started."""
+    world, local = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    try:
+        fabric = Fabric(
+            accelerator=accelerator,
+            strategy="ddp" if world > 1 else "auto",
+            devices=local,
+            num_nodes=max(world // local, 1),
+            precision=precision,  # type: ignore[arg-type]
+        )
+    except Exception as error:  # Fabric has no common error class
+        raise UsageError(f"cannot compute on {accelerator!r}: {error}") from error
+    fabric.launch()
+    return fabric
+
+
+def sum_gradients(fabric: Fabric, parameters: Iterable[Tensor]) -> None:
+    """Sum the gradients of all processes, in one message."""
+    if fabric.world_size == 1:
+        return
+    chosen = [p for p in parameters if p.requires_grad]
+    if not chosen:
+        return
+    for p in chosen:  # a parameter without a gradient here may have one elsewhere
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+    flat = torch.cat([p.grad.reshape(-1) for p in chosen if p.grad is not None])
+    dist.all_reduce(flat)
+    start = 0
+    for p in chosen:
+        assert p.grad is not None
+        p.grad.copy_(flat[start : start + p.numel()].view_as(p.grad))
+        start += p.numel()
+
+
+def gather(fabric: Fabric, value: Any) -> list[Any]:
+    """The value that each process has, in order of rank."""
+    if fabric.world_size == 1:
+        return [value]
+    found: list[Any] = [None] * fabric.world_size
+    dist.all_gather_object(found, value)
+    return found
+
+
+class _Whole:
+    """BatchNorm over the shares of all processes. Put in front of the module's own class."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        module: Any = self
+        if not module.training:
+            return super().forward(x)  # type: ignore[misc]
+        module._check_input_dim(x)
+        dims = [d for d in range(x.dim()) if d != 1]
+        shape = [1, -1] + [1] * (x.dim() - 2)
+        count = x.numel() // x.shape[1]
+        local = torch.cat([x.sum(dims), x.new_tensor([count])])
+        summed = collectives.all_reduce(local)
+        total = summed[-1].detach()
+        mean = summed[:-1] / total
+        centred = x - mean.view(shape)
+        var = collectives.all_reduce(centred.square().sum(dims)) / total
+        if module.running_mean is not None:
+            with torch.no_grad():
+                module.num_batches_tracked.add_(1)
+                m = module.momentum if module.momentum is not None else 1 / float(module.num_batches_tracked)
+                module.running_mean.lerp_(mean.detach(), m)
+                module.running_var.lerp_(var.detach() * total / (total - 1).clamp(min=1), m)
+        y = centred * torch.rsqrt(var + module.eps).view(shape)
+        if module.affine:
+            y = y * module.weight.view(shape) + module.bias.view(shape)
+        return y
+
+
+def over_whole_batches(network: nn.Module) -> nn.Module:
+    """Let BatchNorm layers compute over the batch of all processes instead of their own share."""
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
+            cls: Any = type(module)
+            module.__class__ = type(cls.__name__, (_Whole, cls), {})
+    return network

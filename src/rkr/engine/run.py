@@ -1,0 +1,505 @@
+"""The one loop: every method, every network, every stream is trained, tested, saved and resumed here."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import signal
+import statistics
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from lightning_fabric import Fabric
+from torch import Tensor
+from torch.optim import SGD, Adam, Optimizer
+
+from rkr.engine.evaluate import Evaluator, Row
+from rkr.engine.events import EpochEnd, Failed, Finished, Progress, Started, Stopped, TaskEnd, Watch
+from rkr.engine.folder import RunFolder
+from rkr.engine.processes import over_whole_batches, sum_gradients
+from rkr.errors import RkrError
+from rkr.learners import Learner, MakeNetwork, Method
+from rkr.learners.learner import Phase, SeenTask
+from rkr.tasks import Augment, Batches, Stream
+from rkr.tasks.task import AnyImages, joined
+
+PROGRESS_SECONDS = 0.25
+
+
+class Schedule(Protocol):
+    """How long and how fast to learn. The rate is `lr` times `gamma` for every milestone (an epoch) that has passed."""
+
+    @property
+    def epochs(self) -> int: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def optimizer(self) -> str: ...
+    @property
+    def lr(self) -> float: ...
+    @property
+    def momentum(self) -> float: ...
+    @property
+    def weight_decay(self) -> float: ...
+    @property
+    def milestones(self) -> Sequence[int]: ...
+    @property
+    def gamma(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """All that decides a run's results.
+
+    Attributes:
+        label: What displays call it: "cifar100-lenet rkr A".
+        stream: The tasks.
+        make: Builds the network.
+        head: Name of its classification layer.
+        method: How the tasks are learned.
+        options: Of the method.
+        schedule: Of every task.
+        augment: Of training images.
+        seed: Of initial values, batches and augmentation.
+        channels_last: The memory layout of the network.
+        agnostic: When to test without telling the task: after the "last" task, after "every" one, or "never".
+        settings: All of this as JSON: what tells one run from another.
+        about: More for the record.
+    """
+
+    label: str
+    stream: Stream
+    make: MakeNetwork
+    head: str
+    method: Method
+    options: dict[str, Any]
+    schedule: Schedule
+    augment: Augment | None = None
+    seed: int = 0
+    channels_last: bool = True
+    agnostic: str = "last"
+    settings: dict[str, Any] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class _Position:
+    """Where a run is: before batch `batch` of epoch `epoch` of phase `phase` of task `number`."""
+
+    number: int = 0
+    phase: int = 0
+    epoch: int = 0
+    batch: int = 0
+
+
+class _Interrupted(Exception):
+    """The user wants to stop; the state is saved."""
+
+
+class Run:
+    """Runs an experiment in a folder, from the beginning or from where it was."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: Path,
+        fabric: Fabric,
+        watch: Watch = lambda event: None,
+        save_minutes: float = 5.0,
+        decode_workers: int | None = None,
+    ) -> None:
+        self.experiment, self.fabric = experiment, fabric
+        self.folder = RunFolder(folder)
+        self._watch = watch if fabric.is_global_zero else lambda event: None
+        self._save_seconds = 60 * save_minutes
+        self._decode_workers = decode_workers
+        self._evaluator = Evaluator(experiment.stream, fabric, decode_workers)
+        self._at = _Position()
+        self._learner: Learner
+        self._optimizer: Optimizer | None = None
+        self._sums = torch.zeros(3, dtype=torch.float64)  # of the epoch so far: loss, hits, images
+        self._task_seconds = 0.0  # training time of the task in earlier sessions
+        self._stop = False
+        self._last_save = self._last_progress = self._began = time.monotonic()
+        self._done_at_start = 0.0
+
+    def execute(self) -> bool:
+        """Run to the end. False if it was interrupted, and can go on."""
+        label, path = self.experiment.label, str(self.folder.path)
+        try:
+            with self._held(), self._signals():
+                return self._execute()
+        except _Interrupted:
+            self._watch(Stopped(label, path, self._at.number + 1, self._at.epoch))
+            return False
+        except RkrError as error:
+            self._watch(Failed(label, path, str(error)))
+            raise
+
+    # -- the loop -----------------------------------------------------------------------------------------
+
+    def _execute(self) -> bool:
+        e, tasks = self.experiment, self.experiment.stream.tasks
+        if self.fabric.is_global_zero:
+            self.folder.begin(e.settings, e.about)
+        self.fabric.barrier()
+        if self.folder.finished:
+            if self.fabric.is_global_zero:
+                self.folder.drop_state()
+            self._watch(Finished(e.label, str(self.folder.path), 0.0, True))
+            return True
+        _be_deterministic()
+        with self._seeded("learner"):
+            self._learner = e.method.build(self._make_network, e.head, **e.options)
+        state = self._resume()
+        self._began = self._last_save = time.monotonic()
+        self._done_at_start = self._done()
+        names = tuple(task.name for task in tasks)
+        at = self._at
+        self._watch(
+            Started(
+                e.label, str(self.folder.path), names, e.schedule.epochs, at.number + 1, at.epoch, state is not None
+            )
+        )
+        while at.number < len(tasks):
+            if len(self._learner.seen) == at.number:
+                self._begin(at.number)
+            self._learn(state)
+            state = None
+            self._finish_task()
+        self._watch(Finished(e.label, str(self.folder.path), time.monotonic() - self._began, False))
+        return True
+
+    def _learn(self, state: dict[str, Any] | None) -> None:
+        """Train the task at hand, from the position at hand."""
+        learner, at = self._learner, self._at
+        started = time.monotonic()
+        self._epoch_seconds: list[float] = []
+        phases = learner.phases()
+        while at.phase < len(phases):
+            phase = phases[at.phase]
+            learner.prepare(phase)
+            self._optimizer = self._make_optimizer(phase)
+            if state is not None and state["optimizer"] is not None:
+                self._optimizer.load_state_dict(state["optimizer"])
+                _set_rng(state["rng"])
+            state = None
+            batches = self._batches(phase)
+            while at.epoch < self._epochs(phase):
+                self._train_epoch(phase, batches, started)
+            at.phase, at.epoch = at.phase + 1, 0
+        self._task_seconds += time.monotonic() - started
+        self._optimizer = None
+
+    def _train_epoch(self, phase: Phase, batches: Batches, started: float) -> None:
+        learner, optimizer, at, fabric = self._learner, self._optimizer, self._at, self.fabric
+        assert optimizer is not None
+        lr = self._rate(phase, at.epoch)
+        for group in optimizer.param_groups:
+            group["lr"] = lr * group.get("lr_scale", 1.0)
+        trained = [p for group in optimizer.param_groups for p in group["params"]]
+        learner.train()
+        epoch_began = time.monotonic()
+        for x, y in batches.iter_from(at.epoch, at.batch):
+            size = batches.size(at.batch)
+            share = len(y) / size
+            if not len(y):  # a small last batch: this process takes part in the sums, with nothing of its own
+                x, y = x.new_zeros(1, *x.shape[1:]), y.new_full((1,), learner.task.start)
+            with fabric.autocast():
+                outcome = learner.loss(x, y)
+            loss = outcome.loss if fabric.world_size == 1 else outcome.loss * share
+            optimizer.zero_grad(set_to_none=True)
+            fabric.backward(loss)
+            sum_gradients(fabric, trained)
+            optimizer.step()
+            learner.after_step()
+            correct = outcome.correct if outcome.correct is not None else torch.tensor(math.nan)
+            parts = torch.stack([outcome.loss.detach().double() * (share * size), correct.double() * (share > 0)])
+            self._sums[:2] += parts.to(self._sums.device)
+            self._sums[2] += share * size
+            at.batch += 1
+            self._between_batches(len(batches), started)
+        if at.batch < len(batches):
+            raise RkrError(f"task {learner.task.name!r}: batches ran out before the epoch's end")
+        self._end_epoch(lr, phase, time.monotonic() - epoch_began)
+
+    def _between_batches(self, batches: int, started: float) -> None:
+        now = time.monotonic()
+        stop, save = self._agreed(self._stop, now - self._last_save > self._save_seconds)
+        if stop or save:
+            self._save(self._task_seconds + now - started)
+        if stop:
+            raise _Interrupted
+        if now - self._last_progress > PROGRESS_SECONDS:
+            self._last_progress = now
+            loss, hits, images = self._sums.tolist()
+            epoch, epochs = self._counted()
+            done = self._done((epoch + self._at.batch / batches) / epochs)
+            gained = done - self._done_at_start
+            left = (now - self._began) * (1 - done) / gained if gained > 0 else None
+            self._watch(
+                Progress(
+                    self.experiment.label,
+                    self._at.number + 1,
+                    self._learner.task.name,
+                    epoch,
+                    epochs,
+                    self._at.batch,
+                    batches,
+                    loss / max(images, 1),
+                    None if math.isnan(hits) else hits / max(images, 1),
+                    done,
+                    left,
+                )
+            )
+
+    def _end_epoch(self, lr: float, phase: Phase, seconds: float) -> None:
+        at, name = self._at, self._learner.task.name
+        if self.fabric.world_size > 1:
+            sums = self._sums.to(self.fabric.device)
+            dist.all_reduce(sums)
+            self._sums = sums.cpu()
+        loss, hits, images = self._sums.tolist()
+        loss, accuracy = loss / images, None if math.isnan(hits) else hits / images
+        if not math.isfinite(loss):
+            raise RkrError(
+                f"training diverged: the loss of task {name!r} is {loss} in epoch {at.epoch + 1}; "
+                "choose a lower learning rate"
+            )
+        line = {"event": "epoch", "number": at.number + 1, "task": name, "phase": phase.name, "epoch": at.epoch}
+        self._append(self.folder.results, {**line, "loss": loss, "accuracy": accuracy, "lr": lr})
+        label, (epoch, epochs) = self.experiment.label, self._counted()
+        self._watch(EpochEnd(label, at.number + 1, name, epoch, epochs, loss, accuracy, lr, seconds))
+        self._epoch_seconds.append(seconds)
+        self._sums.zero_()
+        at.epoch, at.batch = at.epoch + 1, 0
+
+    def _finish_task(self) -> None:
+        """Test, record, export, save."""
+        e, learner, at, began = self.experiment, self._learner, self._at, time.monotonic()
+        task, tasks = learner.task, len(e.stream.tasks)
+        learner.eval()
+        learner.end(self._images_in_order)
+        row = self._evaluator.row(learner, at.number + 1)
+        last = at.number + 1 == tasks
+        agnostic = None
+        if e.agnostic == "every" or (e.agnostic == "last" and last):
+            agnostic = self._evaluator.agnostic(learner, at.number + 1)
+        unchanged = self._unchanged(row)
+        capacity = learner.capacity()
+        cost = {
+            "parameters": capacity.parameters,
+            "percent": capacity.percent,
+            "bytes": capacity.bytes,
+            "multiply_adds": capacity.multiply_adds,
+        }
+        line = {"event": "task", "number": at.number + 1, "task": task.name, "classes": task.classes}
+        line |= {"accuracy": row.accuracy, "top5": row.top5, "agnostic": agnostic, "tested": row.tested}
+        self._append(self.folder.results, {**line, "proof": row.proof, "unchanged": unchanged, "cost": cost})
+        tested = time.monotonic() - began
+        times = {"number": at.number + 1, "task": task.name, "train_seconds": round(self._task_seconds, 3)}
+        epoch_seconds = round(statistics.median(self._epoch_seconds), 3) if self._epoch_seconds else None
+        self._append(self.folder.times, {**times, "test_seconds": round(tested, 3), "epoch_seconds": epoch_seconds})
+        if self.fabric.is_global_zero:
+            learner.export(self.folder.model)
+        seconds = self._task_seconds + tested
+        at.number, at.phase, at.epoch, at.batch = at.number + 1, 0, 0, 0
+        self._task_seconds = 0.0
+        if not last:
+            self._save(0.0)
+        elif self.fabric.is_global_zero:
+            self.folder.close(tasks)
+        self._watch(TaskEnd(e.label, at.number, task.name, tasks, row.accuracy, agnostic, unchanged, seconds))
+        if self._agreed(self._stop, False)[0] and not last:
+            raise _Interrupted
+
+    def _unchanged(self, row: Row) -> bool | None:
+        """Whether every earlier task answers bit for bit as when it was learned."""
+        if not self._learner.isolating:
+            return None
+        first: dict[str, str] = {}
+        for line in self.folder.lines():
+            if line["event"] == "task":
+                first = {**line["proof"], **first}
+        return all(row.proof[name] == proof for name, proof in first.items())
+
+    # -- state --------------------------------------------------------------------------------------------
+
+    def _begin(self, number: int) -> None:
+        training = self.experiment.stream.tasks[number].training
+        start = sum(task.classes for task in self._learner.seen)
+        with self._seeded("task", number):
+            self._learner.begin(SeenTask(number, training.name, training.class_names, start))
+
+    def _save(self, task_seconds: float) -> None:
+        if self.fabric.is_global_zero:
+            at = self._at
+            self.folder.save(
+                {
+                    "position": [at.number, at.phase, at.epoch, at.batch],
+                    "begun": len(self._learner.seen),
+                    "learner": self._learner.state_dict(),
+                    "optimizer": None if self._optimizer is None else self._optimizer.state_dict(),
+                    "rng": _get_rng(),
+                    "sums": self._sums,
+                    "task_seconds": task_seconds,
+                }
+            )
+        self.fabric.barrier()
+        self._last_save = time.monotonic()
+
+    def _resume(self) -> dict[str, Any] | None:
+        """Go to the last saved state, if there is one."""
+        if self.fabric.is_global_zero:
+            state = self.folder.resume()
+        self.fabric.barrier()
+        if not self.fabric.is_global_zero:
+            state = self.folder.resume()
+        if state is None:
+            return None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # tasks are added before anything is trained: the values come after
+            for number in range(state["begun"]):
+                self._begin(number)
+        self._learner.load_state_dict(state["learner"])
+        self._at = _Position(*state["position"])
+        self._sums = state["sums"].clone()
+        self._task_seconds = state["task_seconds"]
+        return state
+
+    def _append(self, path: Path, line: dict[str, Any]) -> None:
+        if self.fabric.is_global_zero:
+            self.folder.append(path, line)
+
+    # -- pieces -------------------------------------------------------------------------------------------
+
+    def _make_network(self) -> torch.nn.Module:
+        layout = torch.channels_last if self.experiment.channels_last else torch.contiguous_format
+        network = self.experiment.make().to(self.fabric.device, memory_format=layout)  # type: ignore[call-overload]
+        return over_whole_batches(network) if self.fabric.world_size > 1 else network
+
+    def _make_optimizer(self, phase: Phase) -> Optimizer:
+        s, groups = self.experiment.schedule, self._learner.groups()
+        lr = self._rate(phase, 0)
+        if s.optimizer == "adam":
+            return Adam(groups, lr=lr, weight_decay=s.weight_decay)
+        return SGD(groups, lr=lr, momentum=s.momentum, weight_decay=s.weight_decay)
+
+    def _counted(self) -> tuple[int, int]:
+        """The epoch at hand and all epochs of the task, counted through its phases."""
+        lengths = [self._epochs(phase) for phase in self._learner.phases()]
+        return sum(lengths[: self._at.phase]) + self._at.epoch, sum(lengths)
+
+    def _epochs(self, phase: Phase) -> int:
+        return self.experiment.schedule.epochs if phase.epochs is None else phase.epochs
+
+    def _rate(self, phase: Phase, epoch: int) -> float:
+        s = self.experiment.schedule
+        passed = sum(epoch >= milestone for milestone in s.milestones)
+        return (s.lr if phase.lr is None else phase.lr) * s.gamma**passed
+
+    def _batches(self, phase: Phase) -> Batches:
+        """The training images that the learner wants, labels counted over all tasks."""
+        e, learner = self.experiment, self._learner
+        trainings = [task.training.train for task in e.stream.tasks[: self._at.number + 1]]
+        parts: list[AnyImages] = []
+        for number, index in learner.rehearse([len(t) for t in trainings]).items():
+            rows = torch.arange(len(trainings[number])) if index is None else index.cpu()
+            parts.append(trainings[number].take(rows, trainings[number].y[rows] + learner.seen[number].start))
+        seed = derived(e.seed, "batches", self._at.number, self._at.phase)
+        return self._read(joined(parts), e.schedule.batch, seed, e.augment)
+
+    def _images_in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
+        part = self.experiment.stream.tasks[self._at.number].training.train
+        shifted = part.take(torch.arange(len(part)), part.y + self._learner.task.start)
+        yield from self._read(shifted, self.experiment.schedule.batch, None, None).iter_from(0)
+
+    def _read(self, images: AnyImages, batch: int, seed: int | None, augment: Augment | None) -> Batches:
+        stream, fabric = self.experiment.stream, self.fabric
+        return Batches(
+            images,
+            batch,
+            seed,
+            augment,
+            mean=stream.mean,
+            std=stream.std,
+            device=fabric.device,
+            rank=fabric.global_rank,
+            world=fabric.world_size,
+            workers=self._decode_workers,
+        )
+
+    def _done(self, of_task: float = 0.0) -> float:
+        """Share of the run that is done, in training epochs."""
+        return (self._at.number + of_task) / len(self.experiment.stream.tasks)
+
+    @contextmanager
+    def _seeded(self, *words: str | int) -> Iterator[None]:
+        torch.manual_seed(derived(self.experiment.seed, *words))
+        yield
+
+    def _agreed(self, stop: bool, save: bool) -> tuple[bool, bool]:
+        """What the first process wants, for all of them."""
+        if self.fabric.world_size == 1:
+            return stop, save
+        flags = torch.tensor([stop, save], device=self.fabric.device)
+        dist.broadcast(flags, 0)
+        return bool(flags[0]), bool(flags[1])
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        if self.fabric.is_global_zero:
+            with self.folder.locked():
+                yield
+        else:
+            yield
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Ctrl-C and a polite kill stop after the batch at hand, with the state saved; a second one stops at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            if self._stop:
+                raise KeyboardInterrupt
+            self._stop = True
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def derived(seed: int, *words: str | int) -> int:
+    """A seed for one purpose, independent of those for others."""
+    text = " ".join(map(str, ("rkr", seed, *words)))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
+
+
+def _be_deterministic() -> None:
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+
+
+def _get_rng() -> list[Tensor]:
+    gpu = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []
+    return [torch.get_rng_state(), *gpu]
+
+
+def _set_rng(states: list[Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    if len(states) > 1 and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states[1])
