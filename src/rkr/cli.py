@@ -1,0 +1,274 @@
+"""The command `rkr`. Thin: it parses, calls and prints; what is heavy is imported by the command that needs it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rkr.errors import RkrError, UsageError
+
+if TYPE_CHECKING:
+    from rkr.core.cost import Cost
+    from rkr.experiments import How, Plan
+
+app = typer.Typer(
+    name="rkr",
+    help="Teach neural networks new tasks without forgetting the old ones.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+
+
+def main() -> None:
+    """Entry point: an error of the package is one line on stderr and exit code 2."""
+    try:
+        app()
+    except RkrError as error:
+        print("rkr: " + " ".join(str(error).split()), file=sys.stderr)
+        sys.exit(2)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from rkr import __version__
+
+        print(f"rkr {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+# ---------------------------------------------------------------------------------------------------------
+# rkr list
+
+
+@app.command("list")
+def list_(json_: Json = False) -> None:
+    """Recipes, methods, networks and data sets, one line each."""
+    from rkr.learners import METHODS
+    from rkr.recipes import list_recipes
+    from rkr.recipes.known import NETWORKS
+    from rkr.tasks import SOURCES
+
+    found = {
+        "recipes": {recipe.name: recipe.title for recipe in list_recipes()},
+        "methods": {name: method.description for name, method in METHODS.items()},
+        "networks": {name: network.description for name, network in NETWORKS.items()},
+        "datasets": {name: source.description for name, source in SOURCES.items()},
+    }
+    if json_:
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+        return
+    _print_names(found)
+
+
+def _print_names(found: dict[str, dict[str, str]]) -> None:
+    """Tables on a terminal; in a pipe plain lines, which are never wrapped or cut."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    width = max(len(name) for names in found.values() for name in names)
+    for title, names in found.items():
+        if not console.is_terminal:
+            print(title, *(f"  {name:{width}}  {text}" for name, text in names.items()), "", sep="\n")
+            continue
+        table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None)
+        table.add_column(style="cyan", no_wrap=True, min_width=width)
+        table.add_column()
+        for name, text in names.items():
+            table.add_row(name, text)
+        console.print(table)
+        console.print()
+
+
+# ---------------------------------------------------------------------------------------------------------
+# rkr cost
+
+
+@app.command()
+def cost(
+    network: Annotated[str, typer.Argument(help="A network, as `rkr list` names them.")],
+    rank: Annotated[int | None, typer.Option(help="K. The method's own (2) by default.")] = None,
+    tasks: Annotated[int, typer.Option(help="How many tasks.")] = 10,
+    classes: Annotated[
+        int | None, typer.Option(help="Classes of all tasks together; the network's by default.")
+    ] = None,
+    method: Annotated[str, typer.Option(help="rkr, rkr-lite, rectify-only, scale-only, ...")] = "rkr",
+    stem: Annotated[str | None, typer.Option(help="Of resnet18: cifar or imagenet.")] = None,
+    input_: Annotated[str | None, typer.Option("--input", help="Shape of an image, such as 3,32,32.")] = None,
+    json_: Json = False,
+) -> None:
+    """Parameters, bytes and multiply-adds that tasks cost, untrained."""
+    from rkr.recipes.settings import NetworkSettings
+
+    given = {"classes": classes, "stem": stem}
+    arguments = {name: value for name, value in given.items() if value is not None}
+    settings = NetworkSettings.checked({"name": network, **arguments})
+    shape = _shape(input_) if input_ is not None else None
+    found = _cost(settings.build(), settings.head, _options(method, rank), tasks, shape)
+    if not json_:
+        print(found)
+        return
+    totals = {"percent": found.percent, "total_percent": found.total_percent, "total_bytes": found.total_bytes}
+    print(json.dumps({**totals, **dataclasses.asdict(found)}, indent=2))
+
+
+def _options(method: str, rank: int | None) -> dict[str, Any]:
+    """The options of `rectify` that a method stands for."""
+    from rkr.core.options import Options
+    from rkr.learners import METHODS
+    from rkr.recipes.messages import choose
+
+    names = {field.name for field in dataclasses.fields(Options)}
+    rectifying = {name: m.options for name, m in METHODS.items() if names <= set(m.options)}
+    if method not in rectifying:
+        raise UsageError(f"--method: {method!r} does not rectify{choose(method, rectifying)}")
+    chosen = {name: value for name, value in rectifying[method].items() if name in names}
+    return chosen if rank is None else {**chosen, "rank": rank}
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    try:
+        shape = tuple(int(part) for part in text.replace("x", ",").split(","))
+    except ValueError:
+        shape = ()
+    if not shape or min(shape) < 1:
+        raise UsageError(f"--input: give a shape such as 3,32,32, not {text!r}")
+    return shape
+
+
+def _cost(network: Any, head: str, options: dict[str, Any], tasks: int, shape: tuple[int, ...] | None) -> Cost:
+    """Count on a live model with so many tasks."""
+    import rkr
+
+    classes = network.get_submodule(head).out_features
+    if tasks < 1 or classes % tasks:
+        raise UsageError(f"--tasks: {classes} classes cannot be divided into {tasks} tasks of equal size")
+    model = rkr.rectify(network, head=head, options=rkr.Options.from_json(options))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that the base was not trained: it is only counted
+        for number in range(1, tasks + 1):
+            model.add_task(f"task {number}", classes=classes // tasks)
+    return model.cost(shape)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# rkr run, rkr demo
+
+
+@app.command()
+def run(
+    recipe: Annotated[str, typer.Argument(help="A recipe, as `rkr list` names them, or a .toml file of your own.")],
+    method: Annotated[
+        str | None, typer.Option(help="Methods, separated by commas. Those of the recipe by default.")
+    ] = None,
+    orders: Annotated[int | None, typer.Option(help="How many of the recipe's orders of tasks. 1 by default.")] = None,
+    order: Annotated[
+        str | None, typer.Option(help="Which orders, separated by commas: seeds, A to E, or fixed.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Where data sets lie. $RKR_DATA or the user's cache else.")] = None,
+    out: Annotated[Path, typer.Option(help="Where results go.")] = Path("runs"),
+    epochs: Annotated[int | None, typer.Option(help="Another length of the schedule, its steps in proportion.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Another seed of initial values and batches.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Training images of each class, at most.")] = None,
+    workers: Annotated[int, typer.Option(help="Runs at once, each in its own process.")] = 1,
+    threads: Annotated[int | None, typer.Option(help="Threads of each run. All cores over the workers else.")] = None,
+    accelerator: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    precision: Annotated[str | None, typer.Option(help="Lightning Fabric's, such as bf16-mixed. float32 else.")] = None,
+    save_minutes: Annotated[float, typer.Option(help="Save the state so often, and after each task.")] = 5.0,
+    tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard event files to the run folders.")] = False,
+    json_: Json = False,
+) -> None:
+    """Train and test methods on a recipe's tasks; the same command goes on after an interruption.
+
+    Several GPUs or machines: torchrun --nproc-per-node 4 -m rkr run ...
+    """
+    from rkr.experiments import How, Plan, choose_orders
+    from rkr.recipes import load_recipe
+
+    loaded = load_recipe(recipe)
+    methods = tuple(loaded.methods) if method is None else _names(method)
+    chosen = choose_orders(loaded, orders, () if order is None else _names(order))
+    if save_minutes < 0:
+        raise UsageError(f"--save-minutes must be at least 0, not {save_minutes}")
+    if threads is not None and threads < 1:
+        raise UsageError(f"--threads must be at least 1, not {threads}")
+    plan = Plan(loaded, recipe, methods, chosen, out, epochs, seed, limit, data)
+    how = How(workers, threads, accelerator, precision, save_minutes, tensorboard)
+    _run(plan, how, json_)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Where results go.")] = Path("runs"),
+    json_: Json = False,
+) -> None:
+    """Learn 5 tasks of 2 handwritten digits with RKR and by fine-tuning; about a minute, no download."""
+    from rkr.experiments import How, Plan
+    from rkr.recipes import load_recipe
+
+    recipe = load_recipe("digits")
+    _run(Plan(recipe, "digits", tuple(recipe.methods), recipe.orders[:1], out), How(), json_, matrices=True)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise UsageError(f"{text!r} names nothing")
+    return names
+
+
+def _run(plan: Plan, how: How, json_: bool, matrices: bool = False) -> None:
+    """Run, then show what came out."""
+    from rich.console import Console
+
+    from rkr.display import choose_display
+    from rkr.experiments import STOPPED, run_plan
+    from rkr.report import accuracy_table, read_result, summary_json, summary_table
+    from rkr.report.figures import write_figures
+
+    with choose_display("json" if json_ else "auto") as watch:
+        done = run_plan(plan, how, watch)
+    if int(os.environ.get("RANK", "0")):
+        return  # the first of several processes speaks for all
+    if not done:
+        if not json_:
+            print("The same command goes on from here.")
+        raise typer.Exit(STOPPED)
+    results = [read_result(plan.folder(method, order)) for method, order in plan.jobs]
+    paper = plan.recipe.published_numbers()
+    figures = write_figures(results, plan.root / "figures")
+    if json_:
+        print(json.dumps({"event": "summary", **summary_json(results, paper)}))
+        return
+    console = Console()
+    if matrices:
+        for result in results:
+            console.print(accuracy_table(result))
+    console.print(summary_table(results, paper))
+    print(f"figures: {plan.root / 'figures'} ({len(figures)} files)")
+    for method, order in plan.jobs:
+        print(f"{method} {order}: results and task files in {plan.folder(method, order)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""The sentences and numbers that displays for people share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rkr.engine.events import Event, Failed, Finished, Started, Stopped, TaskEnd
+
+
+def one_line(text: str) -> str:
+    """Text on one line without control characters: names and reasons come from files and from other packages."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+
+
+def encodable(text: str, encoding: str | None) -> str:
+    """Text that a stream can take: a letter that it cannot write must not end a run."""
+    encoding = encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def percent(share: float, digits: int = 2) -> str:
+    """0.8125 as "81.25 %"."""
+    return f"{100 * share:.{digits}f} %"
+
+
+def number(value: float, digits: int = 4) -> str:
+    """A loss: 0.1234, or 1.23e+04 where that would be long."""
+    return f"{value:.{digits}f}" if abs(value) < 1000 else f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """0:07, 1:02:03 or "2d 03h"."""
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, s = divmod(max(0, round(seconds)), 60)
+    hours, m = divmod(minutes, 60)
+    if hours >= 24:
+        return f"{hours // 24}d {hours % 24:02}h"
+    return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def of(n: int, total: int) -> str:
+    """ "3/10", or "3" where the total is not known."""
+    return f"{n}/{total}" if total else str(n)
+
+
+def _count(n: int, word: str) -> str:
+    return f"{n} {word}" if n == 1 else f"{n} {word}s"
+
+
+def started(event: Started) -> str:
+    """How a run begins."""
+    size = f"{_count(len(event.tasks), 'task')} of {_count(event.epochs, 'epoch')}"
+    how = f"goes on at task {event.number}, epoch {event.epoch + 1}" if event.resumed else "started"
+    return one_line(f"{event.run}: {how}: {size}: {event.folder}")
+
+
+def task_end(event: TaskEnd) -> str:
+    """A task's result, all but `proof`: "run: task 3/10 (name): 81.20 %, mean 79.90 %"."""
+    parts = []
+    if event.accuracy:
+        parts.append(f"{percent(event.accuracy[-1])}, mean {percent(mean(event.accuracy))}")
+    if event.agnostic:
+        parts.append(f"mean with the task inferred {percent(mean(event.agnostic))}")
+    parts.append(duration(event.seconds))
+    return one_line(f"{event.run}: task {of(event.number, event.tasks)} ({event.task}): {', '.join(parts)}")
+
+
+def proof(event: TaskEnd) -> str:
+    """What the comparison with earlier answers has shown; nothing where there was nothing to compare."""
+    if event.unchanged is None or (event.unchanged and event.number == 1):
+        return ""
+    return "earlier tasks bit-identical" if event.unchanged else "EARLIER TASKS CHANGED"
+
+
+def ended(event: Event, epochs: int = 0) -> str:
+    """How a run ends. `epochs` of a task, where known: a run that stops after the last one has no next."""
+    if isinstance(event, Finished):
+        how = "already complete" if event.already else f"complete in {duration(event.seconds)}"
+        return one_line(f"{event.run}: {how}: {event.folder}")
+    if isinstance(event, Stopped):
+        epoch = min(event.epoch + 1, epochs or event.epoch + 1)
+        return one_line(
+            f"{event.run}: stopped at task {event.number}, epoch {epoch}: "
+            "the state is saved; run the same command again to go on"
+        )
+    assert isinstance(event, Failed)
+    return one_line(f"{event.run}: failed: {event.reason}")

@@ -1,0 +1,123 @@
+"""What is wrong with a recipe, in words: the key as it stands in the file, what may stand there, what was meant."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from rkr.errors import UsageError
+
+_KINDS = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "text in quotes",
+    "bool_type": "true or false",
+    "tuple_type": "a list in brackets",
+    "dict_type": "a table",
+    "model_type": "a table",
+}
+_BOUNDS = {
+    "greater_than": ("gt", "greater than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+}
+
+
+def problem(key: str, text: str) -> PydanticCustomError:
+    """An error to raise in a validator, at a key below the model that is validated ("" for the model itself)."""
+    return PydanticCustomError("recipe", "{text}", {"key": key, "text": text})
+
+
+def meant(given: object, allowed: Iterable[str]) -> str:
+    """ "; did you mean 'epochs'?" if something allowed is close, or nothing."""
+    close = get_close_matches(str(given), list(allowed), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def choose(given: object, allowed: Iterable[str]) -> str:
+    """A hint and all that is allowed, to follow after what is wrong."""
+    names = list(allowed)
+    hint = meant(given, names)
+    return f"{hint} Choose one of {', '.join(names)}" if hint else f"; choose one of {', '.join(names)}"
+
+
+@contextmanager
+def in_words(model: type[BaseModel], where: str = "") -> Iterator[None]:
+    """Turn pydantic's errors about a model into one UsageError; `where` names the file."""
+    try:
+        yield
+    except ValidationError as error:
+        found = _most_telling(error.errors(include_url=False))
+        key, text = explained(found[0], model)
+        more = f" ({len(found) - 1} more to mend)" if len(found) > 1 else ""
+        raise UsageError(": ".join(filter(None, [where, key, text])) + more) from None
+
+
+def _most_telling(errors: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Keys that do not exist come first, and what is missing because its key is misspelt is no error of its own."""
+    unknown = [e for e in errors if e["type"] == "extra_forbidden"]
+    others = [e for e in errors if e["type"] != "extra_forbidden"]
+    misspelt = {
+        (*e["loc"][:-1], m["loc"][-1])
+        for e in unknown
+        for m in others
+        if m["type"] == "missing" and meant(e["loc"][-1], [str(m["loc"][-1])])
+    }
+    return unknown + [e for e in others if e["type"] != "missing" or e["loc"] not in misspelt]
+
+
+def explained(error: ErrorDetails, model: type[BaseModel]) -> tuple[str, str]:
+    """The key of an error as a user sees it, and what is wrong there."""
+    kind, loc, given = error["type"], error["loc"], shown(error["input"])
+    context = error.get("ctx", {})
+    if kind == "recipe":
+        return _key((*loc, *filter(None, [context["key"]]))), context["text"]
+    if kind == "missing":
+        text = "is missing"
+    elif kind == "extra_forbidden":
+        keys = [name for name in _model_at(model, loc[:-1]).model_fields if name != "name" or len(loc) > 1]
+        hint = meant(loc[-1], keys)
+        text = f"no such key{f'{hint} T' if hint else '; t'}he keys here are {', '.join(keys)}"
+    elif kind == "literal_error":
+        allowed = [part.strip("' ") for part in context["expected"].replace(" or ", ", ").split(",")]
+        text = f"must not be {given}{choose(error['input'], allowed)}"
+    elif kind in _BOUNDS:
+        name, words = _BOUNDS[kind]
+        text = f"must be {words} {context[name]:g}, not {given}"
+    elif kind == "too_short":
+        text = "must not be empty"
+    elif kind in _KINDS:
+        text = f"must be {_KINDS[kind]}, not {given}"
+    else:
+        text = error["msg"]
+    return _key(loc), text
+
+
+def _key(loc: tuple[Any, ...]) -> str:
+    """training.epoch; entries of a list are counted from 1, as people do."""
+    entries = [f" (entry {part + 1})" for part in loc if isinstance(part, int)]
+    return ".".join(str(part) for part in loc if not isinstance(part, int)) + "".join(entries)
+
+
+def _model_at(model: type[BaseModel], loc: tuple[Any, ...]) -> type[BaseModel]:
+    """The model that a place in a recipe is read into."""
+    for part in loc:
+        if part in model.model_fields:
+            annotation = model.model_fields[part].annotation
+            inner = [a for a in (annotation, *get_args(annotation)) if isinstance(a, type) and issubclass(a, BaseModel)]
+            model = inner[0] if inner else model
+    return model
+
+
+def shown(value: object) -> str:
+    """A value as it would stand in a TOML file, not too long."""
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."

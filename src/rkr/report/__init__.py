@@ -1,0 +1,17 @@
+"""From run folders to numbers, tables and figures. Reads files only, and knows neither torch nor the engine.
+
+The figures are in `rkr.report.figures`, which is not imported here because matplotlib takes its time.
+"""
+
+from rkr.report.results import Result, by_recipe, find_results, read_result
+from rkr.report.tables import accuracy_table, summary_json, summary_table
+
+__all__ = [
+    "Result",
+    "accuracy_table",
+    "by_recipe",
+    "find_results",
+    "read_result",
+    "summary_json",
+    "summary_table",
+]

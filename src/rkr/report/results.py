@@ -1,0 +1,323 @@
+"""Reading run folders: `run.json`, `results.jsonl` and `times.jsonl`.
+
+A run that is still going, or was killed, may have a last line that is not whole; it is left out. Anything else that is
+not as the engine writes it is an error that names the file and the line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rkr.errors import FileError, UsageError
+
+FORMAT = 1
+RUN, RESULTS, TIMES = "run.json", "results.jsonl", "times.jsonl"
+
+Row = tuple[float, ...]  # fractions; row i has the accuracy on tasks 1..i after learning task i
+Top = Literal[1, 5]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the network and all tasks so far cost together."""
+
+    parameters: int  # by the paper's count
+    percent: float  # capacity: 100 is the plain network
+    bytes: int  # all that must be stored to use every task
+    multiply_adds: int | None  # for one sample of the last task; None where they were not counted
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One epoch of training; loss and accuracy are of the training images."""
+
+    number: int  # of the task: 1, 2, ...
+    task: str
+    phase: str
+    epoch: int  # 0, 1, ...
+    loss: float | None
+    accuracy: float | None
+    lr: float | None
+
+
+@dataclass(frozen=True)
+class Times:
+    """How long one task took."""
+
+    number: int
+    task: str
+    train_seconds: float
+    test_seconds: float
+    epoch_seconds: float | None  # the median
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run as its folder tells it. There is a row for each task learned so far, the first task's first."""
+
+    folder: Path
+    recipe: str
+    method: str
+    order: str
+    seed: int
+    tasks: tuple[str, ...]  # of the whole stream, learned or not
+    groups: tuple[tuple[int, ...], ...]  # for each task, the numbers of its classes
+    settings: Mapping[str, Any]
+    matrix: tuple[Row, ...]  # top-1 accuracy with the task given
+    top5: tuple[Row, ...]
+    agnostic: tuple[Row | None, ...]  # top-1 accuracy with the task inferred, where it was computed
+    proofs: tuple[Mapping[str, str], ...]  # for each row, task -> hash of its logits on its test images
+    unchanged: tuple[bool | None, ...]  # whether all earlier tasks answer bit for bit as before; None: not promised
+    costs: tuple[Cost, ...]
+    epochs: tuple[Epoch, ...]
+    times: tuple[Times, ...]  # of the tasks that have one, in order
+    finished: bool
+
+    @property
+    def done(self) -> int:
+        """How many tasks are learned and tested."""
+        return len(self.matrix)
+
+    def rows(self, top: Top = 1) -> tuple[Row, ...]:
+        """The accuracy matrix, top-1 or top-5."""
+        return self.matrix if top == 1 else self.top5
+
+
+def read_result(folder: str | os.PathLike[str]) -> Result:
+    """Read a run folder, finished or not."""
+    folder = Path(folder)
+    run = _read_run(folder / RUN)
+    stream = run.object("stream")
+    tasks = tuple(_Fields(f"{stream.where}: task {i}", t).text("name") for i, t in enumerate(stream.list("tasks"), 1))
+    groups = tuple(_class_numbers(stream.where, group) for group in stream.list("order"))
+    if not tasks or len(groups) != len(tasks):
+        raise FileError(f"{stream.where}: {len(tasks)} tasks, but classes of {len(groups)}")
+
+    matrix: list[Row] = []
+    top5: list[Row] = []
+    agnostic: list[Row | None] = []
+    proofs: list[Mapping[str, str]] = []
+    unchanged: list[bool | None] = []
+    costs: list[Cost] = []
+    epochs: list[Epoch] = []
+    finished = False
+    for line in _lines(folder / RESULTS):
+        if finished:
+            raise FileError(f"{line.where}: a line after the end of the run")
+        event = line.text("event")
+        if event == "end":
+            if not line.integer("tasks") == len(matrix) == len(tasks):
+                raise FileError(f"{line.where}: the run ends after {len(matrix)} of {len(tasks)} tasks")
+            finished = True
+            continue
+        if event not in ("epoch", "task"):
+            raise FileError(f"{line.where}: unknown event {event!r}")
+        number, task = _which_task(line, tasks)
+        if number != len(matrix) + 1:
+            raise FileError(f"{line.where}: {event} line of task {number} where task {len(matrix) + 1} is due")
+        if event == "epoch":
+            epochs.append(
+                Epoch(
+                    number,
+                    task,
+                    line.text("phase"),
+                    line.integer("epoch"),
+                    line.optional_number("loss"),
+                    line.optional_number("accuracy"),
+                    line.optional_number("lr"),
+                )
+            )
+            continue
+        matrix.append(line.fractions("accuracy", number))
+        top5.append(line.fractions("top5", number))
+        agnostic.append(None if line.get("agnostic") is None else line.fractions("agnostic", number))
+        proofs.append(line.texts("proof"))
+        unchanged.append(line.flag("unchanged"))
+        cost = line.object("cost")
+        multiply_adds = None if cost.get("multiply_adds") is None else cost.integer("multiply_adds")
+        costs.append(Cost(cost.integer("parameters"), cost.number("percent"), cost.integer("bytes"), multiply_adds))
+
+    order = run.get("order")
+    return Result(
+        folder=folder,
+        recipe=run.text("recipe"),
+        method=run.text("method"),
+        order=str(order) if type(order) is int else run.text("order"),
+        seed=run.integer("seed"),
+        tasks=tasks,
+        groups=groups,
+        settings=run.object("settings").values,
+        matrix=tuple(matrix),
+        top5=tuple(top5),
+        agnostic=tuple(agnostic),
+        proofs=tuple(proofs),
+        unchanged=tuple(unchanged),
+        costs=tuple(costs),
+        epochs=tuple(epochs),
+        times=_read_times(folder / TIMES, tasks),
+        finished=finished,
+    )
+
+
+def find_results(root: str | os.PathLike[str]) -> list[Result]:
+    """All runs at or below a folder, by recipe, method and order; numbered orders count as numbers."""
+    root = Path(root)
+    if not root.is_dir():
+        raise FileError(f"{root}: no such folder")
+    results = [read_result(path.parent) for path in root.rglob(RUN)]
+    return sorted(results, key=lambda result: (result.recipe, result.method, _rank(result.order), str(result.folder)))
+
+
+def by_recipe(results: Iterable[Result]) -> dict[str, list[Result]]:
+    """The runs of each recipe: tables and figures compare only runs of one."""
+    recipes: dict[str, list[Result]] = {}
+    for result in results:
+        recipes.setdefault(result.recipe, []).append(result)
+    return recipes
+
+
+def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """The runs of each method, checked to be comparable: one recipe, as many tasks, no run twice."""
+    if not results:
+        raise UsageError("there are no results")
+    recipes = sorted({result.recipe for result in results})
+    if len(recipes) > 1:
+        raise UsageError(f"runs of different recipes cannot be compared: {', '.join(recipes)}")
+    if len({len(result.tasks) for result in results}) > 1:
+        raise UsageError(f"runs of {recipes[0]} have different numbers of tasks")
+    methods: dict[str, list[Result]] = {}
+    for result in results:
+        runs = methods.setdefault(result.method, [])
+        if any((run.order, run.seed) == (result.order, result.seed) for run in runs):
+            raise UsageError(f"{result.folder}: {result.method} {result.order} is there twice")
+        runs.append(result)
+    return methods
+
+
+def _rank(order: str) -> tuple[bool, int, str]:
+    return (False, int(order), order) if order.isdecimal() else (True, 0, order)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The files
+
+
+def _read_run(path: Path) -> _Fields:
+    try:
+        values = json.loads(_read(path))
+    except ValueError:
+        raise FileError(f"{path}: not JSON") from None
+    run = _Fields(str(path), values)
+    if run.get("format") != FORMAT:
+        raise FileError(f"{path}: format {run.get('format')!r} is not {FORMAT}, the one that this version reads")
+    return run
+
+
+def _read_times(path: Path, tasks: Sequence[str]) -> tuple[Times, ...]:
+    """A task that was tested again after a kill has two lines; the later one holds."""
+    times: dict[int, Times] = {}
+    for line in _lines(path):
+        number, task = _which_task(line, tasks)
+        seconds = (line.number("train_seconds"), line.number("test_seconds"), line.optional_number("epoch_seconds"))
+        times[number] = Times(number, task, *seconds)
+    return tuple(times[number] for number in sorted(times))
+
+
+def _lines(path: Path) -> Iterator[_Fields]:
+    """The objects of a file with one a line; none if there is no file yet."""
+    if not path.exists():
+        return
+    *whole, last = _read(path).split(b"\n")
+    for number, line in enumerate(whole, 1):
+        try:
+            yield _Fields(f"{path}: line {number}", json.loads(line))
+        except ValueError:
+            raise FileError(f"{path}: line {number} is not JSON") from None
+    try:
+        values = json.loads(last)  # an object that was cut off does not parse
+    except ValueError:
+        return
+    if isinstance(values, dict):
+        yield _Fields(f"{path}: line {len(whole) + 1}", values)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _which_task(line: _Fields, tasks: Sequence[str]) -> tuple[int, str]:
+    number, task = line.integer("number"), line.text("task")
+    if not 1 <= number <= len(tasks) or tasks[number - 1] != task:
+        raise FileError(f"{line.where}: the stream has no task {number} {task!r}")
+    return number, task
+
+
+def _class_numbers(where: str, group: Any) -> tuple[int, ...]:
+    if not isinstance(group, list) or not all(type(label) is int for label in group):
+        raise FileError(f"{where}: 'order' needs a list of class numbers for each task, not {group!r}")
+    return tuple(group)
+
+
+class _Fields:
+    """The fields of a JSON object, checked as they are taken; `where` is its place, for the message."""
+
+    def __init__(self, where: str, values: Any) -> None:
+        if not isinstance(values, dict):
+            raise FileError(f"{where}: not a JSON object")
+        self.where, self.values = where, values
+
+    def get(self, key: str) -> Any:
+        if key not in self.values:
+            raise FileError(f"{self.where}: {key!r} is missing")
+        return self.values[key]
+
+    def text(self, key: str) -> str:
+        value = self.get(key)
+        return value if isinstance(value, str) else self._refuse(key, "text")
+
+    def integer(self, key: str) -> int:
+        value = self.get(key)
+        return value if type(value) is int and value >= 0 else self._refuse(key, "a whole number, 0 or more")
+
+    def number(self, key: str) -> float:
+        value = self.get(key)
+        return float(value) if type(value) in (int, float) else self._refuse(key, "a number")
+
+    def optional_number(self, key: str) -> float | None:
+        return None if self.get(key) is None else self.number(key)
+
+    def flag(self, key: str) -> bool | None:
+        value = self.get(key)
+        return value if value is None or isinstance(value, bool) else self._refuse(key, "true, false or null")
+
+    def list(self, key: str) -> Sequence[Any]:
+        value = self.get(key)
+        return value if isinstance(value, list) else self._refuse(key, "a list")
+
+    def object(self, key: str) -> _Fields:
+        return _Fields(f"{self.where}: {key!r}", self.get(key))
+
+    def fractions(self, key: str, n: int) -> Row:
+        row = self.list(key)
+        if len(row) != n or not all(type(value) in (int, float) and 0 <= value <= 1 for value in row):
+            self._refuse(key, f"a list of {n} fractions from 0 to 1")
+        return tuple(map(float, row))
+
+    def texts(self, key: str) -> Mapping[str, str]:
+        values = self.object(key).values
+        if not all(isinstance(value, str) for value in values.values()):
+            self._refuse(key, "an object of texts")
+        return values
+
+    def _refuse(self, key: str, wanted: str) -> Any:
+        shown = json.dumps(self.values[key])
+        shown = shown if len(shown) < 80 else shown[:77] + "..."
+        raise FileError(f"{self.where}: {key!r} must be {wanted}, not {shown}")
