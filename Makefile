@@ -16,7 +16,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(DEV) ## learn a few small tasks and show that none is forgotten
-	$(BIN)/python examples/quickstart.py
+	$(BIN)/rkr demo
 
 test: lint ## lint, then run the tests (all but the slow ones)
 	$(BIN)/python -m pytest -q

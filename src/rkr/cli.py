@@ -243,7 +243,7 @@ def _run(plan: Plan, how: How, json_: bool, matrices: bool = False) -> None:
 
     from rkr.display import choose_display
     from rkr.experiments import STOPPED, run_plan
-    from rkr.report import accuracy_table, read_result, summary_json, summary_table
+    from rkr.report import accuracy_table, read_result, summary_json, summary_tables
     from rkr.report.figures import write_figures
 
     with choose_display("json" if json_ else "auto") as watch:
@@ -261,10 +261,13 @@ def _run(plan: Plan, how: How, json_: bool, matrices: bool = False) -> None:
         print(json.dumps({"event": "summary", **summary_json(results, paper)}))
         return
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=max(console.width, 140))  # a file has no edge
     if matrices:
         for result in results:
             console.print(accuracy_table(result))
-    console.print(summary_table(results, paper))
+    for table in summary_tables(results, paper, width=console.width):
+        console.print(table)
     print(f"figures: {plan.root / 'figures'} ({len(figures)} files)")
     for method, order in plan.jobs:
         print(f"{method} {order}: results and task files in {plan.folder(method, order)}")

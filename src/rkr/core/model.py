@@ -86,6 +86,7 @@ class RectifiedModel(nn.Module):
         self._base_at_start: Any = None  # version of the base when the task that trains it was added
         self._user_requires_grad = {n: p.requires_grad for n, p in network.named_parameters()}
         self._rowwise: bool | None = None  # whether the network treats each sample by itself; None: not yet looked at
+        self.register_load_state_dict_post_hook(_keep_what_was_loaded)  # type: ignore[no-untyped-call]
         if attach:
             self._attach()
 
@@ -538,6 +539,15 @@ class RectifiedModel(nn.Module):
                 "this model's network was given to another rectified model: use that one, or load this one again "
                 "with a network of its own"
             )
+
+
+def _keep_what_was_loaded(model: nn.Module, _: Any) -> None:
+    """After `load_state_dict`: shared buffers are to stay as they were loaded, not as they were before."""
+    assert isinstance(model, RectifiedModel)
+    if model.base_frozen:
+        for site in model._sites:
+            site.keep_buffers()
+    model.refresh()
 
 
 def _class_list(classes: int | Sequence[str] | None, head: str | None) -> tuple[int | None, list[str] | None]:

@@ -80,7 +80,7 @@ def lm_std(kind: str, fan: int) -> float:
     """Standard deviation of a new LM with `fan` rows; RM starts at 0 and F at 1, so a new task starts as the base.
 
     The first steps move R by about learning rate x fan x std². A normalisation layer after a convolution tolerates
-    unit-normal factors, and needs them to learn at the paper's rate of 0.01; wide kernels are held at the same
-    step. Fully connected layers have no such guard and take smaller factors.
+    large factors, and needs them to learn at the paper's rate of 0.01; wide kernels are held at the same step. Fully
+    connected layers have no such guard: columns of length 1 move R as fast as full training would move the weight.
     """
-    return min(1.0, 10 / max(fan, 1) ** 0.5) if kind == "conv" else 2 / max(fan, 1) ** 0.5
+    return min(0.5, 5 / max(fan, 1) ** 0.5) if kind == "conv" else 1 / max(fan, 1) ** 0.5

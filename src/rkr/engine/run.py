@@ -25,7 +25,7 @@ from torch.optim import SGD, Adam, Optimizer
 from rkr.engine.evaluate import Evaluator, Row
 from rkr.engine.events import EpochEnd, Failed, Finished, Progress, Started, Stopped, TaskEnd, Watch
 from rkr.engine.folder import RunFolder
-from rkr.engine.processes import over_whole_batches, sum_gradients
+from rkr.engine.processes import keep_freed_memory, over_whole_batches, sum_gradients
 from rkr.errors import RkrError
 from rkr.learners import Learner, MakeNetwork, Method
 from rkr.learners.learner import Phase, SeenTask
@@ -158,6 +158,7 @@ class Run:
             self._watch(Finished(e.label, str(self.folder.path), 0.0, True))
             return True
         _be_deterministic()
+        keep_freed_memory()
         with self._seeded("learner"):
             self._learner = e.method.build(self._make_network, e.head, **e.options)
         state = self._resume()

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rkr.core.model import rectify
 from rkr.core.options import Options
+from rkr.errors import UsageError
 from rkr.learners.learner import Capacity, Learner, MakeNetwork, Outcome, SeenTask, plain_size
 
 
@@ -25,6 +26,8 @@ class Rkr(Learner):
 
     def __init__(self, make: MakeNetwork, head: str, *, init: str = "previous", **options: Any) -> None:
         super().__init__(make, head)
+        if init not in ("previous", "random"):
+            raise UsageError(f'init must be "previous" or "random", not {init!r}')
         network = make()
         self._multiply_adds = plain_size(network).multiply_adds
         self.model = rectify(network, head=head, options=Options.from_json(options))

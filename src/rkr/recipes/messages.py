@@ -37,7 +37,7 @@ def problem(key: str, text: str) -> PydanticCustomError:
 
 
 def meant(given: object, allowed: Iterable[str]) -> str:
-    """ "; did you mean 'epochs'?" if something allowed is close, or nothing."""
+    """A question after a typo, "; did you mean 'epochs'?", or nothing if nothing allowed is close."""
     close = get_close_matches(str(given), list(allowed), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
@@ -46,7 +46,7 @@ def choose(given: object, allowed: Iterable[str]) -> str:
     """A hint and all that is allowed, to follow after what is wrong."""
     names = list(allowed)
     hint = meant(given, names)
-    return f"{hint} Choose one of {', '.join(names)}" if hint else f"; choose one of {', '.join(names)}"
+    return f"{hint or ';'} {'Choose' if hint else 'choose'} one of {', '.join(names)}"
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def explained(error: ErrorDetails, model: type[BaseModel]) -> tuple[str, str]:
     elif kind == "extra_forbidden":
         keys = [name for name in _model_at(model, loc[:-1]).model_fields if name != "name" or len(loc) > 1]
         hint = meant(loc[-1], keys)
-        text = f"no such key{f'{hint} T' if hint else '; t'}he keys here are {', '.join(keys)}"
+        text = f"no such key{hint or ';'} {'The' if hint else 'the'} keys here are {', '.join(keys)}"
     elif kind == "literal_error":
         allowed = [part.strip("' ") for part in context["expected"].replace(" or ", ", ").split(",")]
         text = f"must not be {given}{choose(error['input'], allowed)}"

@@ -4,7 +4,7 @@ The figures are in `rkr.report.figures`, which is not imported here because matp
 """
 
 from rkr.report.results import Result, by_recipe, find_results, read_result
-from rkr.report.tables import accuracy_table, summary_json, summary_table
+from rkr.report.tables import accuracy_table, summary_json, summary_table, summary_tables
 
 __all__ = [
     "Result",
@@ -14,4 +14,5 @@ __all__ = [
     "read_result",
     "summary_json",
     "summary_table",
+    "summary_tables",
 ]

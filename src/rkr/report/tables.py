@@ -122,7 +122,24 @@ def accuracy_table(result: Result, top: Top = 1) -> Table:
     return table
 
 
-def summary_table(results: Sequence[Result], paper: Paper | None = None, top: Top = 1) -> Table:
+WIDE = 135  # columns that all of a summary takes
+COST = ("capacity", "bytes", "s/epoch", "identical", "AOPD", "MOPD")
+
+
+def summary_tables(results: Sequence[Result], paper: Paper | None = None, top: Top = 1, width: int = 80) -> list[Table]:
+    """The summary as one table, or where that is too wide as two: accuracies, then costs and proofs."""
+    if width >= WIDE:
+        return [summary_table(results, paper, top)]
+    return [summary_table(results, paper, top, without=COST), summary_table(results, paper, top, only=COST)]
+
+
+def summary_table(
+    results: Sequence[Result],
+    paper: Paper | None = None,
+    top: Top = 1,
+    only: Sequence[str] | None = None,
+    without: Sequence[str] = (),
+) -> Table:
     """One row for each method over its finished runs, then the unfinished runs; empty columns are left out."""
     summaries = summarise(results, paper, top)
     columns: dict[str, Callable[[Summary], str]] = {
@@ -142,6 +159,7 @@ def summary_table(results: Sequence[Result], paper: Paper | None = None, top: To
     }
     cells = {name: [cell(summary) for summary in summaries] for name, cell in columns.items()}
     cells = {name: column for name, column in cells.items() if any(cell != NOTHING for cell in column)}
+    cells = {name: column for name, column in cells.items() if name not in without and (only is None or name in only)}
     unfinished = [result for result in results if not result.finished]
     if not summaries:
         cells = {"orders": [], "accuracy": []}
@@ -150,9 +168,9 @@ def summary_table(results: Sequence[Result], paper: Paper | None = None, top: To
     table = Table(
         title=Text(f"{results[0].recipe} · {len(results[0].tasks)} tasks"),
         caption=_caption(
-            f"mean top-{top} accuracy over all tasks at the end, in %",
-            "± 95 % confidence over orders" if several else "",
-            "BWT, FWT: backward and forward transfer",
+            f"mean top-{top} accuracy over all tasks at the end, in %" if "accuracy" in cells else "",
+            "± 95 % confidence over orders" if several and "accuracy" in cells else "",
+            "BWT, FWT: backward and forward transfer" if "BWT" in cells else "",
             "AOPD, MOPD: average and maximum disparity between orders" if "AOPD" in cells else "",
             "inferred: without being told the task" if "inferred" in cells else "",
             "identical: answers of old tasks, bit for bit, after each later one" if "identical" in cells else "",

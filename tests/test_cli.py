@@ -1,0 +1,133 @@
+"""The command line, as a user sees it: what is printed, where, and with which exit code."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+import rkr
+from rkr import cli
+from rkr.learners import METHODS
+from rkr.recipes.known import NETWORKS
+from rkr.recipes.load import recipe_names
+from rkr.tasks import SOURCES
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of `rkr words`."""
+    monkeypatch.setattr(sys, "argv", ["rkr", *words])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    out, err = capsys.readouterr()
+    assert isinstance(exit_.value.code, int)
+    return exit_.value.code, out, err
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    return lambda *words: run(capsys, monkeypatch, *words)
+
+
+def test_list_names_all(command: Command) -> None:
+    code, out, err = command("list")
+    assert (code, err) == (0, "")
+    lines = [line.split() for line in out.splitlines()]
+    for name in (*recipe_names(), *METHODS, *NETWORKS, *SOURCES):
+        assert any(words[:1] == [name] and len(words) > 1 for words in lines), name
+    assert [words[0] for words in lines if len(words) == 1] == ["recipes", "methods", "networks", "datasets"]
+
+
+def test_list_for_machines(command: Command) -> None:
+    code, out, _ = command("list", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert list(found) == ["recipes", "methods", "networks", "datasets"]
+    assert list(found["recipes"]) == recipe_names()
+    assert list(found["methods"]) == list(METHODS)
+    assert found["datasets"]["mnist"] == SOURCES["mnist"].description
+
+
+def test_list_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "60")
+    code, out, _ = run(capsys, monkeypatch, "list")
+    assert code == 0
+    assert "\x1b[" in out
+    assert all(name in out for name in (*recipe_names(), *METHODS, *NETWORKS, *SOURCES))
+
+
+@pytest.mark.parametrize(
+    ("words", "percent", "total"),
+    [
+        (("resnet18", "--rank", "2"), "0.5426", "105.43"),
+        (("resnet18", "--rank", "2", "--classes", "100", "--tasks", "1"), "0.5426", "100.54"),
+        (("resnet18", "--rank", "8", "--tasks", "1"), "1.7854", "101.79"),
+        (("resnet18", "--method", "rkr-k4", "--tasks", "1"), "0.9569", "100.96"),
+        (("resnet18", "--stem", "imagenet", "--classes", "1000", "--tasks", "1"), "0.5254", "100.53"),
+        (("lenet",), "0.4292", "104.29"),
+        (("lenet", "--method", "rkr-lite"), "0.0734", "100.73"),
+        (("lenet", "--method", "rectify-only"), "0.3795", "103.80"),
+        (("lenet", "--method", "scale-only"), "0.0497", "100.50"),
+    ],
+)
+def test_cost(command: Command, words: tuple[str, ...], percent: str, total: str) -> None:
+    code, out, err = command("cost", *words)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[1].split()[5] == percent
+    assert f" {total} %" in out
+    assert "multiply-adds" in out
+
+
+def test_cost_for_machines(command: Command) -> None:
+    code, out, _ = command("cost", "lenet", "--tasks", "2", "--input", "3,32,32", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["network"] == 3_038_110
+    assert [task["rectification"] for task in found["tasks"]] == [11_530, 11_530]
+    assert found["multiply_adds"]["network"] == 10_946_000
+    assert found["total_percent"] == pytest.approx(100 + 2 * found["percent"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("lenett",), "rkr: name: no network is called 'lenett'; did you mean 'lenet'? Choose one of lenet, resnet18,"),
+        (("lenet", "--rank", "0"), "rkr: rank must be a whole number of at least 1, not 0"),
+        (("lenet", "--tasks", "3"), "rkr: --tasks: 100 classes cannot be divided into 3 tasks of equal size"),
+        (("lenet", "--tasks", "0"), "rkr: --tasks: 100 classes cannot be divided into 0 tasks of equal size"),
+        (("lenet", "--classes", "0"), "rkr: classes must be at least 1, but is 0."),
+        (("lenet", "--stem", "cifar"), "rkr: stem: no such key for lenet; choose one of name, head, classes, in_chan"),
+        (("resnet18", "--stem", "big"), 'rkr: stem: must not be "big"; choose one of cifar, imagenet'),
+        (("lenet", "--input", "3,a"), "rkr: --input: give a shape such as 3,32,32, not '3,a'"),
+        (("lenet", "--input", "1,28,28"), "rkr: the network does not run on an input of shape (1, 28, 28)"),
+        (("lenet", "--method", "rkr-lit"), "rkr: --method: 'rkr-lit' does not rectify; did you mean 'rkr-lite'?"),
+        (("lenet", "--method", "joint"), "rkr: --method: 'joint' does not rectify; choose one of rkr, rkr-lite,"),
+    ],
+)
+def test_errors_are_one_line(command: Command, words: tuple[str, ...], said: str) -> None:
+    code, out, err = command("cost", *words)
+    assert (code, out) == (2, "")
+    assert err.startswith(said)
+    assert err.count("\n") == 1
+
+
+def test_version_and_help(command: Command) -> None:
+    assert command("--version") == (0, f"rkr {rkr.__version__}\n", "")
+    code, out, _ = command("--help")
+    assert code == 0
+    assert "list" in out
+    assert "cost" in out
+
+
+def test_as_a_process() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "rkr", "cost", "nothing"], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("rkr: name: no network is called 'nothing'")
+    assert "Traceback" not in done.stderr
