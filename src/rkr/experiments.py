@@ -161,10 +161,12 @@ def _one_by_one(plan: Plan, how: How, watch: Watch) -> bool:
         folder = plan.folder(method, order)
         if how.tensorboard and fabric.is_global_zero:
             with TensorBoard() as curves:
-                done = Run(experiment, folder, fabric, both(watch, curves), how.save_minutes).execute()
+                run = Run(experiment, folder, fabric, both(watch, curves), how.save_minutes)
+                done = run.execute()
         else:
-            done = Run(experiment, folder, fabric, watch, how.save_minutes).execute()
-        if not done:
+            run = Run(experiment, folder, fabric, watch, how.save_minutes)
+            done = run.execute()
+        if not done or (run.stop_wanted and (method, order) != plan.jobs[-1]):
             return False
     return True
 
@@ -206,12 +208,17 @@ def _at_once(plan: Plan, how: How, watch: Watch) -> bool:
             code = process.wait()
             listener.join()
             running.discard(process)
-            if code == STOPPED:
+            if code in (STOPPED, -signal.SIGINT, -signal.SIGTERM):  # the latter two: before it had anything to save
                 stopped.set()
             elif code:
                 last = next((line for line in reversed(said) if line.strip()), f"ended with code {code}")
                 errors.append(f"{method} {order}: {last.strip().removeprefix('rkr: ')}")
 
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, interrupt) if in_main else None
     crew = [threading.Thread(target=work, daemon=True) for _ in range(workers)]
     for member in crew:
         member.start()
@@ -225,6 +232,9 @@ def _at_once(plan: Plan, how: How, watch: Watch) -> bool:
             process.send_signal(signal.SIGTERM)
         for member in crew:
             member.join()
+    finally:
+        if in_main:
+            signal.signal(signal.SIGTERM, before)
     if errors:
         raise RkrError("; ".join(errors))
     return not stopped.is_set()

@@ -18,7 +18,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from rkr.core.files import write_atomic
+from rkr.core.files import TEMPORARY, write_atomic
 from rkr.engine.state import load_state, save_state
 from rkr.errors import FileError, UsageError
 
@@ -52,7 +52,10 @@ class RunFolder:
             lock.release()
 
     def begin(self, settings: dict[str, Any], about: dict[str, Any]) -> None:
-        """Write what is run, or check that the folder is of the same run."""
+        """Write what is run, or check that the folder is of the same run. Half-written files of a kill are removed."""
+        for left in (*self.path.glob(f"{TEMPORARY}*.tmp"), *self.model.glob(f"{TEMPORARY}*.tmp")):
+            with contextlib.suppress(OSError):
+                left.unlink()
         if self._settings.exists():
             try:
                 there = json.loads(self._settings.read_text())["settings"]
@@ -78,9 +81,12 @@ class RunFolder:
     def lines(self) -> list[dict[str, Any]]:
         """The results so far."""
         with _explained(self.results):
-            text = self.results.read_text() if self.results.exists() else ""
-        whole = text[: text.rfind("\n") + 1]  # a line cut short by a kill is none
-        return [json.loads(line) for line in whole.splitlines()]
+            text = self.results.read_bytes() if self.results.exists() else b""
+        whole = text[: text.rfind(b"\n") + 1]  # a line cut short by a kill is none
+        try:
+            return [json.loads(line) for line in whole.splitlines()]
+        except ValueError as error:
+            raise FileError(f"{self.results}: damaged, not JSON ({error}): remove {self.path} to start anew") from error
 
     def append(self, path: Path, line: dict[str, Any]) -> None:
         """Add a line to one of the growing files."""

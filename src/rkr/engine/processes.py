@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from lightning_fabric import Fabric
 from torch import Tensor, nn
-from torch.distributed.nn import functional as collectives
 
 from rkr.errors import UsageError
 
@@ -59,15 +58,15 @@ def sum_gradients(fabric: Fabric, parameters: Iterable[Tensor]) -> None:
     chosen = [p for p in parameters if p.requires_grad]
     if not chosen:
         return
-    for p in chosen:  # a parameter without a gradient here may have one elsewhere
-        if p.grad is None:
-            p.grad = torch.zeros_like(p)
-    flat = torch.cat([p.grad.reshape(-1) for p in chosen if p.grad is not None])
+    # A parameter without a gradient here may have one elsewhere; one that has none anywhere must keep none, because
+    # optimisers skip it then, weight decay and momentum included.
+    there = torch.tensor([p.grad is not None for p in chosen]).to(chosen[0])
+    flat = torch.cat([there, *((torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in chosen)])
     dist.all_reduce(flat)
-    start = 0
-    for p in chosen:
-        assert p.grad is not None
-        p.grad.copy_(flat[start : start + p.numel()].view_as(p.grad))
+    start = len(chosen)
+    for p, count in zip(chosen, flat[:start].tolist(), strict=True):
+        if count:
+            p.grad = torch.empty_like(p).copy_(flat[start : start + p.numel()].view(p.shape))
         start += p.numel()
 
 
@@ -80,6 +79,34 @@ def gather(fabric: Fabric, value: Any) -> list[Any]:
     return found
 
 
+class _Sum(torch.autograd.Function):
+    """The sum over all processes, through which gradients flow."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x = x.clone()
+        dist.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return _Sum.apply(gradient.contiguous())
+
+
+_absent = False
+
+
+@contextlib.contextmanager
+def nothing_of_its_own(absent: bool) -> Iterator[None]:
+    """Let BatchNorm take no notice of this process's images if they are but a stand-in for an empty share."""
+    global _absent
+    before, _absent = _absent, absent
+    try:
+        yield
+    finally:
+        _absent = before
+
+
 class _Whole:
     """BatchNorm over the shares of all processes. Put in front of the module's own class."""
 
@@ -90,13 +117,14 @@ class _Whole:
         module._check_input_dim(x)
         dims = [d for d in range(x.dim()) if d != 1]
         shape = [1, -1] + [1] * (x.dim() - 2)
-        count = x.numel() // x.shape[1]
-        local = torch.cat([x.sum(dims), x.new_tensor([count])])
-        summed = collectives.all_reduce(local)
+        given, weight = x.dtype, 0 if _absent else 1
+        x = x.to(torch.promote_types(given, torch.float32))  # statistics of half precision would not even count rightly
+        local = torch.cat([x.sum(dims) * weight, x.new_tensor([x.numel() // x.shape[1] * weight])])
+        summed = _Sum.apply(local)
         total = summed[-1].detach()
         mean = summed[:-1] / total
         centred = x - mean.view(shape)
-        var = collectives.all_reduce(centred.square().sum(dims)) / total
+        var = _Sum.apply(centred.square().sum(dims) * weight) / total
         if module.running_mean is not None:
             with torch.no_grad():
                 module.num_batches_tracked.add_(1)
@@ -106,7 +134,7 @@ class _Whole:
         y = centred * torch.rsqrt(var + module.eps).view(shape)
         if module.affine:
             y = y * module.weight.view(shape) + module.bias.view(shape)
-        return y
+        return y.to(given)
 
 
 def over_whole_batches(network: nn.Module) -> nn.Module:

@@ -25,7 +25,7 @@ from torch.optim import SGD, Adam, Optimizer
 from rkr.engine.evaluate import Evaluator, Row
 from rkr.engine.events import EpochEnd, Failed, Finished, Progress, Started, Stopped, TaskEnd, Watch
 from rkr.engine.folder import RunFolder
-from rkr.engine.processes import keep_freed_memory, over_whole_batches, sum_gradients
+from rkr.engine.processes import gather, keep_freed_memory, nothing_of_its_own, over_whole_batches, sum_gradients
 from rkr.errors import RkrError
 from rkr.learners import Learner, MakeNetwork, Method
 from rkr.learners.learner import Phase, SeenTask
@@ -33,6 +33,7 @@ from rkr.tasks import Augment, Batches, Stream
 from rkr.tasks.task import AnyImages, joined
 
 PROGRESS_SECONDS = 0.25
+SAME_SIGNAL_SECONDS = 1.0
 
 
 class Schedule(Protocol):
@@ -145,6 +146,11 @@ class Run:
             self._watch(Failed(label, path, str(error)))
             raise
 
+    @property
+    def stop_wanted(self) -> bool:
+        """Whether the user asked to stop, be it that the run was at its end anyway."""
+        return self._stop
+
     # -- the loop -----------------------------------------------------------------------------------------
 
     def _execute(self) -> bool:
@@ -189,10 +195,13 @@ class Run:
         while at.phase < len(phases):
             phase = phases[at.phase]
             learner.prepare(phase)
+            resumed = state is not None and state["optimizer"] is not None
+            if state is not None and resumed:
+                learner.load_state_dict(state["learner"])  # again, as `prepare` may write to it
             self._optimizer = self._make_optimizer(phase)
-            if state is not None and state["optimizer"] is not None:
-                self._optimizer.load_state_dict(state["optimizer"])
-                _set_rng(state["rng"])
+            if state is not None and resumed:
+                _load_optimizer(self._optimizer, state["optimizer"])
+                _set_rng(state["rng"][self.fabric.global_rank % len(state["rng"])])
             state = None
             batches = self._batches(phase)
             while at.epoch < self._epochs(phase):
@@ -213,9 +222,9 @@ class Run:
         for x, y in batches.iter_from(at.epoch, at.batch):
             size = batches.size(at.batch)
             share = len(y) / size
-            if not len(y):  # a small last batch: this process takes part in the sums, with nothing of its own
+            if not share:  # a small last batch: this process takes part in the sums, with nothing of its own
                 x, y = x.new_zeros(1, *x.shape[1:]), y.new_full((1,), learner.task.start)
-            with fabric.autocast():
+            with fabric.autocast(), nothing_of_its_own(not share):
                 outcome = learner.loss(x, y)
             loss = outcome.loss if fabric.world_size == 1 else outcome.loss * share
             optimizer.zero_grad(set_to_none=True)
@@ -320,7 +329,8 @@ class Run:
         elif self.fabric.is_global_zero:
             self.folder.close(tasks)
         self._watch(TaskEnd(e.label, at.number, task.name, tasks, row.accuracy, agnostic, unchanged, seconds))
-        if self._agreed(self._stop, False)[0] and not last:
+        self._stop = self._agreed(self._stop, False)[0]
+        if self._stop and not last:
             raise _Interrupted
 
     def _unchanged(self, row: Row) -> bool | None:
@@ -342,6 +352,7 @@ class Run:
             self._learner.begin(SeenTask(number, training.name, training.class_names, start))
 
     def _save(self, task_seconds: float) -> None:
+        sums, rng = gather(self.fabric, self._sums), gather(self.fabric, _get_rng())
         if self.fabric.is_global_zero:
             at = self._at
             self.folder.save(
@@ -350,8 +361,8 @@ class Run:
                     "begun": len(self._learner.seen),
                     "learner": self._learner.state_dict(),
                     "optimizer": None if self._optimizer is None else self._optimizer.state_dict(),
-                    "rng": _get_rng(),
-                    "sums": self._sums,
+                    "rng": rng,
+                    "sums": torch.stack(sums).sum(0),
                     "task_seconds": task_seconds,
                 }
             )
@@ -373,7 +384,8 @@ class Run:
                 self._begin(number)
         self._learner.load_state_dict(state["learner"])
         self._at = _Position(*state["position"])
-        self._sums = state["sums"].clone()
+        if self.fabric.is_global_zero:  # the sum over all processes
+            self._sums = state["sums"].clone()
         self._task_seconds = state["task_seconds"]
         return state
 
@@ -466,15 +478,22 @@ class Run:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Ctrl-C and a polite kill stop after the batch at hand, with the state saved; a second one stops at once."""
+        """Ctrl-C and a polite kill stop after the batch at hand, with the state saved; a second one stops at once.
+
+        Within a second it is the same one: a terminal tells every process, and torchrun tells them once more.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
 
+        first = 0.0
+
         def stop(number: int, frame: FrameType | None) -> None:
-            if self._stop:
+            nonlocal first
+            if not self._stop:
+                self._stop, first = True, time.monotonic()
+            elif time.monotonic() - first > SAME_SIGNAL_SECONDS:
                 raise KeyboardInterrupt
-            self._stop = True
 
         before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -493,6 +512,15 @@ def derived(seed: int, *words: str | int) -> int:
 def _be_deterministic() -> None:
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
+
+
+def _load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Load a state, its tensors in the memory layout of their parameters, which files do not keep."""
+    optimizer.load_state_dict(state)
+    for p, values in optimizer.state.items():
+        for key, value in values.items():
+            if isinstance(value, Tensor) and value.shape == p.shape:
+                values[key] = torch.empty_like(p, dtype=value.dtype).copy_(value)
 
 
 def _get_rng() -> list[Tensor]:
