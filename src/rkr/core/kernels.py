@@ -44,22 +44,32 @@ def merge(w: Tensor, lm: Tensor | None, rm: Tensor | None, f: Tensor | None, lay
     `w` is (O, I, *kernel); `lm` is (W·I, K) and `rm` (K, H·O), or both None; `f` is (O) or None. Two passes over
     the weight: one multiplies by F, one adds the product (O·H, K) @ (K, W·I).
     """
-    out = torch.empty_like(w)
     if layout == "reshape" and lm is not None and rm is not None:
-        return torch.mul(rectified_weight(w, lm, rm, layout), 1 if f is None else _per_output(f, w.dim()), out=out)
-    if f is None:
-        out.copy_(w)
-    else:
-        torch.mul(w, _per_output(f, w.dim()), out=out)
+        r = rectified_weight(w, lm, rm, layout)
+        return torch.mul(r, 1 if f is None else _per_output(f, w.dim()), out=torch.empty_like(w))
+    out = w.clone() if f is None else w * _per_output(f, w.dim())
     if lm is None or rm is None:
         return out
     rows = _output_rows(rm, f, w.shape[0])  # (O·H, K)
-    flat = out.movedim(1, -1)  # (O, *kernel, I): contiguous if w is channels_last, or has no kernel
+    flat = out if w.dim() == 2 else out.movedim(1, -1)  # (O, *kernel, I): contiguous if w is channels_last
     if flat.is_contiguous():
-        flat.view(rows.shape[0], lm.shape[0]).addmm_(rows, lm.t())
+        _add_product(flat.view(rows.shape[0], lm.shape[0]), rows, lm.t())
     else:
         flat.add_((rows @ lm.t()).view(flat.shape))
     return out
+
+
+def _add_product(out: Tensor, a: Tensor, b: Tensor) -> None:
+    """out (M, N) += a (M, K) @ b (K, N).
+
+    For few columns and a large `out`, 8 rows at a time: the tiles of one product span many rows, whose stride tends to
+    be a multiple of a high power of 2, and miss the cache. Measured with K = 2 on 1560 x 2048: 0.9 ms, not 2.0.
+    """
+    (m, n), k = out.shape, b.shape[0]
+    if 2 <= k <= 4 and m % 8 == 0 and out.numel() >= 1 << 20 and out.device.type == "cpu":
+        out.view(-1, 8, n).baddbmm_(a.reshape(-1, 8, k), b.expand(m // 8, k, n))
+    else:
+        out.addmm_(a, b)
 
 
 def _per_output(f: Tensor, dim: int) -> Tensor:
@@ -69,6 +79,8 @@ def _per_output(f: Tensor, dim: int) -> Tensor:
 
 def _output_rows(rm: Tensor, f: Tensor | None, outputs: int) -> Tensor:
     """RM (K, H·O) as (O·H, K), each row times its output's F."""
+    if rm.shape[1] == outputs:
+        return (rm if f is None else rm * f).t()
     rows = rm.view(rm.shape[0], -1, outputs).permute(2, 1, 0)  # (O, H, K)
     if f is not None:
         rows = rows * f.view(-1, 1, 1)
