@@ -324,6 +324,21 @@ def test_loaded_task_is_selected_and_can_be_trained(saved: tuple[rkr.RectifiedMo
     assert list(model.tasks) == ["a", "b"]  # replaced in its place
 
 
+def test_every_byte_of_the_base_counts(saved: tuple[rkr.RectifiedModel, Path]) -> None:
+    model, path = saved
+    model.load_task(path)  # remembers the base
+    for key, tensor in model._base_state().items():
+        cell = tensor.data.view(-1) if tensor.is_contiguous() else tensor.data.movedim(1, -1).view(-1)
+        kept = cell[-1].clone()
+        cell[-1] = kept + 1  # no version counter sees it
+        with pytest.raises(rkr.FileError, match="another base"):
+            model.load_task(path)
+        cell[-1] = kept
+        model.load_task(path)
+        assert model._base_known is not None, key
+        assert model._base_known[1] == files.base_fingerprint(model)
+
+
 def test_task_under_another_name(saved: tuple[rkr.RectifiedModel, Path]) -> None:
     model, path = saved
     model.load_task(path, name="copy/..")

@@ -85,6 +85,7 @@ class RectifiedModel(nn.Module):
         self._sites = sites
         self._base_at_start: Any = None  # version of the base when the task that trains it was added
         self._user_requires_grad = {n: p.requires_grad for n, p in network.named_parameters()}
+        self._base_known: tuple[Any, str] | None = None  # checksums and fingerprint of the base when last looked at
         self._rowwise: bool | None = None  # whether the network treats each sample by itself; None: not yet looked at
         self.register_load_state_dict_post_hook(_keep_what_was_loaded)  # type: ignore[no-untyped-call]
         if attach:
