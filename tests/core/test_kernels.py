@@ -343,10 +343,10 @@ def conv_tensors(geometry: dict, inputs: int, outputs: int, rank: int | None, pa
     }
 
 
-def both_convs(geometry: dict) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+def both_convs(geometry: dict, fold: bool = True) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
     where = (geometry["stride"], geometry["padding"], geometry["dilation"])
     return (
-        lambda x, w, b, lm, rm, f: kernels.FactoredConv2d.apply(x, w, b, lm, rm, f, *where),
+        lambda x, w, b, lm, rm, f: kernels.FactoredConv2d.apply(x, w, b, lm, rm, f, *where, fold),
         lambda x, w, b, lm, rm, f: scaled(plain_conv(x, rectified(w, lm, rm), b, *where), f, 1),
     )
 
@@ -385,7 +385,9 @@ def test_factored_conv2d(
     torch.manual_seed(seed)
     tensors = conv_tensors(geometry, inputs, outputs, rank, parts)
     tensors["x"], tensors["w"] = laid_out(tensors["x"], memory[0]), laid_out(tensors["w"], memory[1])
-    assert_same(*both_convs(geometry), tensors, trained, lambda z: laid_out(torch.randn_like(z), memory[2]))
+    for fold in (True, False):
+        pair = both_convs(geometry, fold)
+        assert_same(*pair, tensors, trained, lambda z: laid_out(torch.randn_like(z), memory[2]))
 
 
 @pytest.mark.parametrize("memory", FORMATS)
@@ -400,7 +402,8 @@ def test_factored_conv2d_with_strided_gradients(geometry: dict, memory: str) -> 
         lambda z: normal(*reversed(z.shape)).permute(3, 2, 1, 0),
         lambda z: normal(z.shape[0], 2 * z.shape[1], *z.shape[2:])[:, ::2],
     ):
-        assert_same(*both_convs(geometry), tensors, ["x", "lm", "rm", "f"], gradient)
+        for fold in (True, False):
+            assert_same(*both_convs(geometry, fold), tensors, ["x", "lm", "rm", "f"], gradient)
 
 
 @given(geometries(), st.integers(1, 4), st.booleans(), st.sampled_from(FORMATS), st.sampled_from(FORMATS))
@@ -414,12 +417,12 @@ def test_factor_gradients(geometry: dict, rank: int, with_f: bool, x_memory: str
     y = scaled(plain_conv(t["x"], rectified(t["w"], lm, rm), None, *where), t["f"], 1)
     dy = laid_out(torch.randn_like(y), dy_memory)
     expected = torch.autograd.grad(y, (lm, rm), dy)
-    with torch.no_grad():
-        got = kernels.factor_gradients(
-            laid_out(t["x"], x_memory), dy, lm, rm, t["f"], torch.Size(geometry["kernel"]), *where
-        )
-    assert_close(got[0], expected[0], "gradient of lm")
-    assert_close(got[1], expected[1], "gradient of rm")
+    for fold in (True, False):
+        x = laid_out(t["x"], x_memory)
+        z = kernels.FactoredConv2d.apply(x, t["w"], None, lm, rm, t["f"], *where, fold)
+        got = torch.autograd.grad(z, (lm, rm), dy)
+        assert_close(got[0], expected[0], "gradient of lm")
+        assert_close(got[1], expected[1], "gradient of rm")
 
 
 # -- scaling factors ---------------------------------------------------------------------------------------

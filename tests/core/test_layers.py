@@ -400,6 +400,15 @@ def test_few_rows_are_not_merged_and_many_are() -> None:
     assert [call.args[-1] for call in factored.call_args_list] == [False, True]
 
 
+def test_few_pixels_are_not_merged_and_many_are() -> None:
+    model = with_task(nn.Sequential(nn.Conv2d(128, 128, 3)), FROZEN)
+    apply = kernels.FactoredConv2d.apply
+    with mock.patch.object(kernels.FactoredConv2d, "apply", side_effect=apply) as factored:
+        model(torch.randn(1, 128, 4, 4))
+        model(torch.randn(4, 128, 16, 16))
+    assert [call.args[-1] for call in factored.call_args_list] == [False, True]
+
+
 @pytest.mark.parametrize(("channels", "base", "taken"), [(128, FROZEN, 1), (128, OPEN, 0), (2, FROZEN, 0)])
 def test_wide_convolutions_over_a_frozen_base_are_factored(channels: int, base: bool, taken: int) -> None:
     model = with_task(nn.Sequential(nn.Conv2d(channels, channels, 3)), base)

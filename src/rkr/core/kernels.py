@@ -14,7 +14,7 @@ All use the "axes" layout, in which R is separable: a (1 x W) convolution to K c
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -247,8 +247,26 @@ def channel_dot(a: Tensor, b: Tensor) -> Tensor:
 # Convolution
 
 
+class Geometry(NamedTuple):
+    """How a convolution's kernel moves over its input."""
+
+    kernel: Pair
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+
+    def taps(self, axis: int, size: int, outputs: int) -> list[tuple[slice, slice]]:
+        """For each place of the kernel along an axis: the inputs it meets, and the outputs that they go to."""
+        _, stride, padding, dilation = (pair[axis] for pair in self)
+        return [_overlap(size, outputs, j * dilation - padding, stride) for j in range(self.kernel[axis])]
+
+
 class FactoredConv2d(torch.autograd.Function):
-    """Convolution over a frozen base: forward with the merged weight, backward without its gradient."""
+    """Convolution over a frozen base, without the gradient of its weight.
+
+    With many pixels the weight is merged once: `fold`. With few, the last layers of most networks, the base is used as
+    it is, and the separable part is added to the output and, backward, to the gradient of the input.
+    """
 
     @staticmethod
     def forward(
@@ -262,87 +280,102 @@ class FactoredConv2d(torch.autograd.Function):
         stride: Pair,
         padding: Pair,
         dilation: Pair,
+        fold: bool,
     ) -> Tensor:
-        merged = merge(w, lm, rm, f)
-        bias = b if b is None or f is None else b * f
-        y = F.conv2d(x, merged, bias, stride, padding, dilation)
-        ctx.save_for_backward(x, w, b, lm, rm, f, merged)
+        ctx.geometry = Geometry((w.shape[2], w.shape[3]), stride, padding, dilation)
+        weight, u = w, None
+        if fold:
+            weight = merge(w, lm, rm, f)
+            y = F.conv2d(x, weight, b if b is None or f is None else b * f, stride, padding, dilation)
+        else:
+            y = F.conv2d(x, w, b, stride, padding, dilation)
+            if lm is not None and rm is not None:
+                u = input_planes(x, lm, ctx.geometry, y.shape[2:])
+                y.add_(_from_planes(_by_height(rm, None, w.shape[2]).t(), u, _taps_dim(x)))
+            if f is not None:
+                y.mul_(f.view(-1, 1, 1))
+        ctx.save_for_backward(x, w, b, lm, rm, f, weight, u)
         ctx.output = _Output(y)
-        ctx.geometry = (stride, padding, dilation)
+        ctx.fold = fold
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, w, b, lm, rm, f, merged = ctx.saved_tensors
-        stride, padding, dilation = ctx.geometry
+        x, w, b, lm, rm, f, weight, u = ctx.saved_tensors
+        geometry = ctx.geometry
         need = ctx.needs_input_grad
         dx = dlm = drm = df = None
+        if f is not None and need[5]:
+            df = ctx.output.scale_gradient(dy, f, lambda: F.conv2d(x, merge(w, lm, rm, None), b, *geometry[1:]))
+        # g goes with `weight` and with RM times `left`: F is inside the merged weight, or else inside g.
+        g, left = (dy, f) if ctx.fold or f is None else (dy * f.view(-1, 1, 1), None)
         if need[0]:
             dx = torch.ops.aten.convolution_backward(
-                dy, x, merged, None, stride, padding, dilation, False, (0, 0), 1, (True, False, False)
+                g, x, weight, None, *geometry[1:], False, (0, 0), 1, (True, False, False)
             )[0]
-        if f is not None and need[5]:
-            df = ctx.output.scale_gradient(
-                dy, f, lambda: F.conv2d(x, merge(w, lm, rm, None), b, stride, padding, dilation)
-            )
-        if lm is not None and (need[3] or need[4]):
-            dlm, drm = factor_gradients(x, dy, lm, rm, f, w.shape[2:], stride, padding, dilation)
-        return dx, None, None, dlm, drm, df, None, None, None
+        if lm is None:
+            return dx, None, None, None, None, df, None, None, None, None
+        kh, kw = geometry.kernel
+        k = rm.shape[0]
+        if need[4]:  # dRM[k, h, o] = sum u[k, p·sh + h·dh - ph, q] · g[o, p, q]
+            if u is None:
+                u = input_planes(x, lm, geometry, dy.shape[2:])
+            drm = _pixels_to(u, g, _taps_dim(x)).view(kh, k, -1)
+            drm = (drm if left is None else drm * left).transpose(0, 1).reshape(rm.shape)
+        if need[3] or (dx is not None and not ctx.fold):
+            s = output_planes(g, rm, left, geometry, x.shape[2:])
+            # dLM[w, i, k] = sum s[k, y, q] · x[i, y, q·sw + w·dw - pw]
+            dlm = _pixels_to(s, x, _taps_dim(g)).view(kw, k, -1).transpose(1, 2).reshape(lm.shape)
+            if dx is not None and not ctx.fold:
+                dx.add_(_from_planes(_by_width(lm, kw).t(), s, _taps_dim(g)))
+        return dx, None, None, dlm, drm, df, None, None, None, None
 
 
-def factor_gradients(
-    x: Tensor,
-    dy: Tensor,
-    lm: Tensor,
-    rm: Tensor,
-    f: Tensor | None,
-    kernel: torch.Size,
-    stride: Pair,
-    padding: Pair,
-    dilation: Pair,
-) -> tuple[Tensor, Tensor]:
-    """Gradients of LM and RM of a convolution from four products with K columns.
+# The gradients of LM and RM come from four products with K columns. With `u = conv(x, LM)` along the width and
+# `s = transposed conv(g, RM)` along the height, both with K channels: dRM is u against g, dLM is s against x.
+# x is (B, I, Y, X), g, the gradient of the output, is (B, O, P, Q).
 
-    With `u = conv(x, LM)` along the width and `s = transposed conv(dY·F, RM)` along the height, both with K channels:
-    dRM is u against dY, dLM is s against x. x is (B, I, Y, X), dy is (B, O, P, Q).
-    """
-    kh, kw = kernel
-    (sh, sw), (ph, pw), (dh, dw) = stride, padding, dilation
-    cin, height, width = x.shape[1:]
-    cout, out_h, out_w = dy.shape[1:]
-    k = rm.shape[0]
-    across = [_overlap(width, out_w, j * dw - pw, sw) for j in range(kw)]
-    down = [_overlap(height, out_h, j * dh - ph, sh) for j in range(kh)]
-    by_width = lm.view(kw, cin, k).transpose(1, 2).reshape(kw * k, cin)  # (W·K, I)
-    by_height = rm.view(k, kh, cout).transpose(0, 1)  # (H, K, O)
-    if f is not None:
-        by_height = by_height * f
 
+def input_planes(x: Tensor, lm: Tensor, geometry: Geometry, outputs: torch.Size) -> Tensor:
+    """u as each row of the kernel meets it: planes for H taps, each (P, Q)."""
+    kh, kw = geometry.kernel
+    height, out_h, out_w = x.shape[2], *outputs
     # u[k, y, q] = sum_w LM[w, :, k] · x[:, y, q·sw + w·dw - pw]
-    taps, planes = _channels_to(by_width, x, kw)
-    u = planes.new_zeros(*planes.select(taps, 0).shape[:2], height, out_w)
-    for j, (src, dst) in enumerate(across):
-        u[..., dst] += planes.select(taps, j)[..., src]
-    # dRM[k, h, o] = sum u[k, p·sh + h·dh - ph, q] · dY[o, p, q] · F[o]
-    planes = _planes(taps, kh, u, out_h, out_w)
-    for j, (src, dst) in enumerate(down):
-        planes.select(taps, j)[..., dst, :] = u[..., src, :]
-    drm = _pixels_to(planes, dy, taps).view(kh, k, cout)
-    if f is not None:
-        drm = drm * f
+    dim, parts = _taps_dim(x), _to_planes(_by_width(lm, kw), x, kw)
+    u = _new_planes(parts, dim, None, height, out_w)
+    for j, (src, dst) in enumerate(geometry.taps(1, x.shape[3], out_w)):
+        u[..., dst] += parts.select(dim, j)[..., src]
+    planes = _new_planes(parts, dim, kh, out_h, out_w)
+    for j, (src, dst) in enumerate(geometry.taps(0, height, out_h)):
+        planes.select(dim, j)[..., dst, :] = u[..., src, :]
+    return planes
 
-    # s[k, y, q] = sum_h RM[k, h, :] · F · dY[:, p, q]  with  y = p·sh + h·dh - ph
-    taps, planes = _channels_to(by_height.reshape(kh * k, cout), dy, kh)
-    s = planes.new_zeros(*planes.select(taps, 0).shape[:2], height, out_w)
-    for j, (src, dst) in enumerate(down):
-        s[..., src, :] += planes.select(taps, j)[..., dst, :]
-    # dLM[w, i, k] = sum s[k, y, q] · x[i, y, q·sw + w·dw - pw]
-    planes = _planes(taps, kw, s, height, width)
-    for j, (src, dst) in enumerate(across):
-        planes.select(taps, j)[..., src] = s[..., dst]
-    dlm = _pixels_to(planes, x, taps).view(kw, k, cin)
-    return dlm.transpose(1, 2).reshape(kw * cin, k), drm.transpose(0, 1).reshape(k, kh * cout)
+
+def output_planes(g: Tensor, rm: Tensor, f: Tensor | None, geometry: Geometry, inputs: torch.Size) -> Tensor:
+    """s as each column of the kernel meets it: planes for W taps, each (Y, X)."""
+    kh, kw = geometry.kernel
+    height, width, out_w = *inputs, g.shape[3]
+    # s[k, y, q] = sum_h RM[k, h, :] · F · g[:, p, q]  with  y = p·sh + h·dh - ph
+    dim, parts = _taps_dim(g), _to_planes(_by_height(rm, f, kh), g, kh)
+    s = _new_planes(parts, dim, None, height, out_w)
+    for j, (src, dst) in enumerate(geometry.taps(0, height, g.shape[2])):
+        s[..., src, :] += parts.select(dim, j)[..., dst, :]
+    planes = _new_planes(parts, dim, kw, height, width)
+    for j, (src, dst) in enumerate(geometry.taps(1, width, out_w)):
+        planes.select(dim, j)[..., src] = s[..., dst]
+    return planes
+
+
+def _by_width(lm: Tensor, kw: int) -> Tensor:
+    """LM (W·I, K) as (W·K, I)."""
+    return lm.view(kw, -1, lm.shape[1]).transpose(1, 2).reshape(kw * lm.shape[1], -1)
+
+
+def _by_height(rm: Tensor, f: Tensor | None, kh: int) -> Tensor:
+    """RM (K, H·O) as (H·K, O), each column times its output's F."""
+    rows = rm.view(rm.shape[0], kh, -1).transpose(0, 1)  # (H, K, O)
+    return (rows if f is None else rows * f).reshape(kh * rm.shape[0], -1)
 
 
 def _overlap(size: int, outputs: int, offset: int, stride: int) -> tuple[slice, slice]:
@@ -356,28 +389,37 @@ def _overlap(size: int, outputs: int, offset: int, stride: int) -> tuple[slice, 
 
 
 # The factors' few channels are kept as planes: (taps, K, B, H, W) beside channels_last tensors, where a product over
-# all pixels is one GEMM, and (B, taps, K, H, W) beside contiguous ones, where it is one GEMM per sample. Functions pass
-# the dimension of the taps along with them.
+# all pixels is one GEMM, and (B, taps, K, H, W) beside contiguous ones, where it is one GEMM per sample.
 
 
-def _is_nhwc(x: Tensor) -> bool:
-    return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+def _taps_dim(x: Tensor) -> int:
+    """Which dimension of the planes made from x has the taps."""
+    return 0 if x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous() else 1
 
 
-def _channels_to(m: Tensor, x: Tensor, taps: int) -> tuple[int, Tensor]:
+def _to_planes(m: Tensor, x: Tensor, taps: int) -> Tensor:
     """(taps·K, C) times (B, C, H, W) over the channels, as planes."""
     batch, channels, height, width = x.shape
-    if _is_nhwc(x):
+    if _taps_dim(x) == 0:
         pixels = x.permute(0, 2, 3, 1).reshape(-1, channels)
-        return 0, (m @ pixels.t()).view(taps, -1, batch, height, width)
-    return 1, torch.matmul(m, x.flatten(2)).view(batch, taps, -1, height, width)
+        return (m @ pixels.t()).view(taps, -1, batch, height, width)
+    return torch.matmul(m, x.flatten(2)).view(batch, taps, -1, height, width)
 
 
-def _planes(dim: int, taps: int, like: Tensor, height: int, width: int) -> Tensor:
-    """Zero planes beside `like`, which are the planes of one tap."""
-    shape = list(like.shape[:2])
-    shape.insert(dim, taps)
+def _new_planes(like: Tensor, dim: int, taps: int | None, height: int, width: int) -> Tensor:
+    """Zero planes with another number of taps, None for no such dimension, and another size."""
+    shape = list(like.shape[:3])
+    shape[dim : dim + 1] = [] if taps is None else [taps]
     return like.new_zeros(*shape, height, width)
+
+
+def _from_planes(m: Tensor, planes: Tensor, dim: int) -> Tensor:
+    """(C, taps·K) times planes: (B, C, H, W)."""
+    height, width = planes.shape[3:]
+    if dim == 0:
+        pixels = planes.flatten(2).flatten(0, 1)
+        return (pixels.t() @ m.t()).view(-1, height, width, len(m)).permute(0, 3, 1, 2)
+    return torch.matmul(m, planes.flatten(3).flatten(1, 2)).unflatten(2, (height, width))
 
 
 def _pixels_to(planes: Tensor, x: Tensor, dim: int) -> Tensor:
@@ -414,6 +456,7 @@ def factored_conv2d(
     stride: Pair,
     padding: Pair,
     dilation: Pair,
+    fold: bool,
 ) -> Tensor:
     """A rectified Conv2d over a frozen base, see `FactoredConv2d`."""
-    return FactoredConv2d.apply(x, w, b, lm, rm, f, stride, padding, dilation)  # type: ignore[no-untyped-call]
+    return FactoredConv2d.apply(x, w, b, lm, rm, f, stride, padding, dilation, fold)  # type: ignore[no-untyped-call]

@@ -160,7 +160,8 @@ class _Conv(_MergedWeight):
                 return formula(w, b, lm, rm, f, lambda w, b: self._convolve(x, w, b), site.options.layout, 1 - w.dim())
             padding = _factored_padding(conv, x)
             if padding is not None and not needs_grad(w, b):
-                return kernels.factored_conv2d(x, w, b, lm, rm, f, conv.stride, padding, conv.dilation)
+                many = 2 * x.numel() > w.numel()
+                return kernels.factored_conv2d(x, w, b, lm, rm, f, conv.stride, padding, conv.dilation, many)
         return self._convolve(x, *merged(site))
 
     def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
