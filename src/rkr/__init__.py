@@ -3,11 +3,16 @@
 Rectification-based Knowledge Retention (RKR; Singh, Mazumder, Rai, Namboodiri, CVPR 2021) for any PyTorch network.
 """
 
-from rkr import networks
-from rkr.core.cost import Cost
-from rkr.core.model import RectifiedModel, load, rectify
-from rkr.core.options import Options
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from rkr.errors import FileError, RkrError, UsageError
+
+if TYPE_CHECKING:
+    from rkr import networks
+    from rkr.core.cost import Cost
+    from rkr.core.model import RectifiedModel, load, rectify
+    from rkr.core.options import Options
 
 __version__ = "0.1.0"
 __all__ = [
@@ -21,3 +26,26 @@ __all__ = [
     "networks",
     "rectify",
 ]
+
+# Imported when first used: torch takes seconds, which `rkr --help` and reports should not have to wait for.
+_PLACES = {
+    "Cost": "rkr.core.cost",
+    "Options": "rkr.core.options",
+    "RectifiedModel": "rkr.core.model",
+    "load": "rkr.core.model",
+    "rectify": "rkr.core.model",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "networks":
+        return import_module("rkr.networks")
+    if name in _PLACES:
+        value = getattr(import_module(_PLACES[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'rkr' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

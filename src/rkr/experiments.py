@@ -199,6 +199,8 @@ def _at_once(plan: Plan, how: How, watch: Watch) -> bool:
                 env={**os.environ, "OMP_NUM_THREADS": str(threads)},
             )
             running.add(process)
+            if stopped.is_set():  # while it was being started, so nobody has told it
+                process.send_signal(signal.SIGTERM)
             said: list[str] = []
             assert process.stdout is not None
             assert process.stderr is not None

@@ -494,16 +494,16 @@ SCALES = {
 
 
 @pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES.keys())
-@pytest.mark.parametrize("layer", ["linear", "linear, merged", "3x3", "1x1", "2x4"])
+@pytest.mark.parametrize("layer", [f"{k}{how}" for k in ("linear", "3x3", "1x1", "2x4") for how in ("", ", merged")])
 @pytest.mark.parametrize("rank", [2, None])
 def test_gradient_of_a_vanishing_f(layer: str, scale: list[float], rank: int | None) -> None:
     if layer.startswith("linear"):
         tensors = linear_tensors((6,), 5, 4, rank, "bf")
-        pair = factored_linear(layer == "linear, merged"), reference_linear
+        pair = factored_linear(layer.endswith("merged")), reference_linear
     else:
-        geometry = {"3x3": SQUARE, "1x1": POINT, "2x4": WIDE}[layer]
+        geometry = {"3x3": SQUARE, "1x1": POINT, "2x4": WIDE}[layer.partition(",")[0]]
         tensors = conv_tensors(geometry, 3, 4, rank, "bf")
-        pair = both_convs(geometry)
+        pair = both_convs(geometry, layer.endswith("merged"))
     tensors["f"] = torch.tensor(scale, dtype=torch.float64)
     assert_same(*pair, tensors, ["x", "lm", "rm", "f"])
 
@@ -528,16 +528,17 @@ def test_gradcheck_factored_linear(fold: bool, zeros: bool) -> None:
     )
 
 
+@pytest.mark.parametrize("fold", [False, True])
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("memory", FORMATS)
 @pytest.mark.parametrize("geometry", [SQUARE, POINT, WIDE], ids=["3x3", "1x1", "2x4"])
-def test_gradcheck_factored_conv2d(geometry: dict, memory: str, zeros: bool) -> None:
+def test_gradcheck_factored_conv2d(geometry: dict, memory: str, zeros: bool, fold: bool) -> None:
     t = conv_tensors(geometry, 2, 3, 2, "bf")
     if zeros:
         t["f"][1] = 0
     trained = [t[n].requires_grad_() for n in ("lm", "rm", "f")]
     x = laid_out(t["x"][:, :, :5, :5], memory).requires_grad_()
-    fast = both_convs(geometry)[0]
+    fast = both_convs(geometry, fold)[0]
     assert torch.autograd.gradcheck(lambda x, lm, rm, f: fast(x, t["w"], t["b"], lm, rm, f), [x, *trained])
 
 

@@ -84,13 +84,17 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        x = x.clone()
+        x = x.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(x)
         return x
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        return _Sum.apply(gradient.contiguous())
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return _summed(gradient)
+
+
+def _summed(x: Tensor) -> Tensor:
+    return _Sum.apply(x)  # type: ignore[no-untyped-call]
 
 
 _absent = False
@@ -120,11 +124,11 @@ class _Whole:
         given, weight = x.dtype, 0 if _absent else 1
         x = x.to(torch.promote_types(given, torch.float32))  # statistics of half precision would not even count rightly
         local = torch.cat([x.sum(dims) * weight, x.new_tensor([x.numel() // x.shape[1] * weight])])
-        summed = _Sum.apply(local)
+        summed = _summed(local)
         total = summed[-1].detach()
         mean = summed[:-1] / total
         centred = x - mean.view(shape)
-        var = _Sum.apply(centred.square().sum(dims) * weight) / total
+        var = _summed(centred.square().sum(dims) * weight) / total
         if module.running_mean is not None:
             with torch.no_grad():
                 module.num_batches_tracked.add_(1)

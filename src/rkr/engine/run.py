@@ -28,7 +28,7 @@ from rkr.engine.folder import RunFolder
 from rkr.engine.processes import gather, keep_freed_memory, nothing_of_its_own, over_whole_batches, sum_gradients
 from rkr.errors import RkrError
 from rkr.learners import Learner, MakeNetwork, Method
-from rkr.learners.learner import Phase, SeenTask
+from rkr.learners.learner import Phase, ReadImages, SeenTask
 from rkr.tasks import Augment, Batches, Stream
 from rkr.tasks.task import AnyImages, joined
 
@@ -166,7 +166,7 @@ class Run:
         _be_deterministic()
         keep_freed_memory()
         with self._seeded("learner"):
-            self._learner = e.method.build(self._make_network, e.head, **e.options)
+            self._learner = e.method.build(self._network_maker(), e.head, **e.options)
         state = self._resume()
         self._began = self._last_save = time.monotonic()
         self._done_at_start = self._done()
@@ -194,7 +194,8 @@ class Run:
         phases = learner.phases()
         while at.phase < len(phases):
             phase = phases[at.phase]
-            learner.prepare(phase)
+            with self._seeded("phase", at.number, at.phase):
+                learner.prepare(phase)
             resumed = state is not None and state["optimizer"] is not None
             if state is not None and resumed:
                 learner.load_state_dict(state["learner"])  # again, as `prepare` may write to it
@@ -298,7 +299,8 @@ class Run:
         e, learner, at, began = self.experiment, self._learner, self._at, time.monotonic()
         task, tasks = learner.task, len(e.stream.tasks)
         learner.eval()
-        learner.end(self._images_in_order)
+        with self._seeded("end", at.number):  # the same in every process
+            learner.end(self._images_in_order())
         row = self._evaluator.row(learner, at.number + 1)
         last = at.number + 1 == tasks
         agnostic = None
@@ -362,7 +364,7 @@ class Run:
                     "learner": self._learner.state_dict(),
                     "optimizer": None if self._optimizer is None else self._optimizer.state_dict(),
                     "rng": rng,
-                    "sums": torch.stack(sums).sum(0),
+                    "sums": torch.stack(sums),  # of each process: adding them now would change last bits
                     "task_seconds": task_seconds,
                 }
             )
@@ -384,8 +386,11 @@ class Run:
                 self._begin(number)
         self._learner.load_state_dict(state["learner"])
         self._at = _Position(*state["position"])
-        if self.fabric.is_global_zero:  # the sum over all processes
-            self._sums = state["sums"].clone()
+        sums = state["sums"].reshape(-1, 3)
+        if len(sums) == self.fabric.world_size:
+            self._sums = sums[self.fabric.global_rank].clone()
+        elif self.fabric.is_global_zero:  # there were more processes, or fewer
+            self._sums = sums.sum(0)
         self._task_seconds = state["task_seconds"]
         return state
 
@@ -395,10 +400,16 @@ class Run:
 
     # -- pieces -------------------------------------------------------------------------------------------
 
-    def _make_network(self) -> torch.nn.Module:
+    def _network_maker(self) -> MakeNetwork:
+        """What builds networks for the learner: a function that does not hold this run, which has test images."""
+        make, fabric = self.experiment.make, self.fabric
         layout = torch.channels_last if self.experiment.channels_last else torch.contiguous_format
-        network = self.experiment.make().to(self.fabric.device, memory_format=layout)  # type: ignore[call-overload]
-        return over_whole_batches(network) if self.fabric.world_size > 1 else network
+
+        def made() -> torch.nn.Module:
+            network = make().to(fabric.device, memory_format=layout)  # type: ignore[call-overload]
+            return over_whole_batches(network) if fabric.world_size > 1 else network
+
+        return made
 
     def _make_optimizer(self, phase: Phase) -> Optimizer:
         s, groups = self.experiment.schedule, self._learner.groups()
@@ -431,12 +442,20 @@ class Run:
         seed = derived(e.seed, "batches", self._at.number, self._at.phase)
         return self._read(joined(parts), e.schedule.batch, seed, e.augment)
 
-    def _images_in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
-        part = self.experiment.stream.tasks[self._at.number].training.train
-        shifted = part.take(torch.arange(len(part)), part.y + self._learner.task.start)
-        yield from self._read(shifted, self.experiment.schedule.batch, None, None).iter_from(0)
+    def _images_in_order(self) -> ReadImages:
+        """All images in every process, not a share: what learners keep of them must be the same everywhere."""
+        part, stream = self.experiment.stream.tasks[self._at.number].training.train, self.experiment.stream
+        batches = Batches(
+            part.take(torch.arange(len(part)), part.y + self._learner.task.start),
+            self.experiment.schedule.batch,
+            mean=stream.mean,
+            std=stream.std,
+            device=self.fabric.device,
+            workers=self._decode_workers,
+        )
+        return lambda: batches.iter_from(0)
 
-    def _read(self, images: AnyImages, batch: int, seed: int | None, augment: Augment | None) -> Batches:
+    def _read(self, images: AnyImages, batch: int, seed: int, augment: Augment | None) -> Batches:
         stream, fabric = self.experiment.stream, self.fabric
         return Batches(
             images,
