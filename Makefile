@@ -10,10 +10,10 @@ DEV := $(VENV)/.installed
 BENCH := $(VENV)/.installed-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench results clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(DEV) ## learn a few small tasks and show that none is forgotten
 	$(BIN)/rkr demo
@@ -29,6 +29,9 @@ lint: $(DEV) ## check style and types
 bench: $(BENCH) ## measure speed and memory against other libraries
 	$(BIN)/python benchmarks/run.py --into docs/speed.md
 
+results: $(DEV) ## make docs/results.md from the files in results/
+	$(BIN)/python -m rkr.report.page results docs/results.md
+
 clean: ## remove the virtual environment, caches and builds
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -39,6 +42,9 @@ $(DEV): pyproject.toml constraints.txt
 	$(PIP) -e '.[test]'
 	@touch $@
 
-$(BENCH): $(DEV)
+$(BENCH): $(DEV) benchmarks/avalanche.txt
 	$(PIP) -e '.[bench]'
+	rm -rf $(VENV)/avalanche
+	$(PIP) --no-deps --target $(VENV)/avalanche -r benchmarks/avalanche.txt \
+		|| { rm -rf $(VENV)/avalanche; echo 'avalanche could not be installed: the benchmarks go on without it'; }
 	@touch $@

@@ -1,29 +1,41 @@
-"""`make bench`: all measurements, or the ones named on the command line (steps, serving, growth, memory)."""
+"""`make bench`: all measurements, or the ones named (steps, serving, growth, memory, epochs, workers)."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import subprocess
 import sys
 import warnings
 from pathlib import Path
 
+import epochs
 import growth
 import memory
 import serving
 import steps
 import torch
 
-SECTIONS = {"steps": steps.run, "serving": serving.run, "growth": growth.run, "memory": memory.run}
+SECTIONS = {
+    "steps": steps.run,
+    "serving": serving.run,
+    "growth": growth.run,
+    "memory": memory.run,
+    "epochs": epochs.run,
+    "workers": epochs.workers,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], help="default: all")
     parser.add_argument("--network", default="", help="only networks whose name contains this")
+    parser.add_argument("--data", type=Path, help="where CIFAR-100 lies; $RKR_DATA or the user's cache else")
     parser.add_argument("--into", type=Path, help="a page whose last code block is replaced by what is printed")
     arguments = parser.parse_args()
+    if arguments.data:
+        os.environ["RKR_DATA"] = str(arguments.data.absolute())
     names = arguments.sections or list(SECTIONS)
     if len(names) == 1:
         warnings.simplefilter("ignore")

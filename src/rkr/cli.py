@@ -227,7 +227,7 @@ def demo(
     from rkr.recipes import load_recipe
 
     recipe = load_recipe("digits")
-    _run(Plan(recipe, "digits", tuple(recipe.methods), recipe.orders[:1], out), How(), json_, matrices=True)
+    _run(Plan(recipe, "digits", tuple(recipe.methods), recipe.orders[:1], out), How(threads=1), json_, matrices=True)
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -209,6 +209,8 @@ def _at_once(plan: Plan, how: How, watch: Watch) -> bool:
             relay(process.stdout, watch)
             code = process.wait()
             listener.join()
+            process.stdout.close()
+            process.stderr.close()
             running.discard(process)
             if code in (STOPPED, -signal.SIGINT, -signal.SIGTERM):  # the latter two: before it had anything to save
                 stopped.set()
@@ -216,27 +218,32 @@ def _at_once(plan: Plan, how: How, watch: Watch) -> bool:
                 last = next((line for line in reversed(said) if line.strip()), f"ended with code {code}")
                 errors.append(f"{method} {order}: {last.strip().removeprefix('rkr: ')}")
 
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
+    asked: list[int] = []
+
+    def stop(number: int, frame: object) -> None:
+        """Only take note: an exception would let `Thread.join` believe that the thread has ended (bpo-45274)."""
+        if asked:
+            raise KeyboardInterrupt  # a second time: at once
+        asked.append(number)
+        stopped.set()
 
     in_main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, interrupt) if in_main else None
+    before = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)} if in_main else {}
     crew = [threading.Thread(target=work, daemon=True) for _ in range(workers)]
-    for member in crew:
-        member.start()
+    told = False
     try:
+        for member in crew:
+            member.start()
         while any(member.is_alive() for member in crew):
             for member in crew:
-                member.join(0.2)
-    except KeyboardInterrupt:  # the terminal has told the others too; let them save their states
-        stopped.set()
-        for process in list(running):
-            process.send_signal(signal.SIGTERM)
-        for member in crew:
-            member.join()
+                member.join(0.1)
+            if asked and not told:  # a terminal has told the others too; let them save their states
+                told = True
+                for process in list(running):
+                    process.send_signal(signal.SIGTERM)
     finally:
-        if in_main:
-            signal.signal(signal.SIGTERM, before)
+        for n, handler in before.items():
+            signal.signal(n, handler)
     if errors:
         raise RkrError("; ".join(errors))
     return not stopped.is_set()

@@ -133,15 +133,8 @@ def summary_tables(results: Sequence[Result], paper: Paper | None = None, top: T
     return [summary_table(results, paper, top, without=COST), summary_table(results, paper, top, only=COST)]
 
 
-def summary_table(
-    results: Sequence[Result],
-    paper: Paper | None = None,
-    top: Top = 1,
-    only: Sequence[str] | None = None,
-    without: Sequence[str] = (),
-) -> Table:
-    """One row for each method over its finished runs, then the unfinished runs; empty columns are left out."""
-    summaries = summarise(results, paper, top)
+def summary_cells(summaries: Sequence[Summary]) -> dict[str, list[str]]:
+    """The columns of a summary by name, a cell for each method; empty columns are left out."""
     columns: dict[str, Callable[[Summary], str]] = {
         "orders": lambda s: str(len(s.orders)),
         "accuracy": lambda s: _plus_minus(100 * s.accuracy.mean, s.accuracy.half_width, 100),
@@ -158,7 +151,19 @@ def summary_table(
         "identical": lambda s: f"{s.unchanged[0]}/{s.unchanged[1]}" if s.unchanged[1] else NOTHING,
     }
     cells = {name: [cell(summary) for summary in summaries] for name, cell in columns.items()}
-    cells = {name: column for name, column in cells.items() if any(cell != NOTHING for cell in column)}
+    return {name: column for name, column in cells.items() if any(cell != NOTHING for cell in column)}
+
+
+def summary_table(
+    results: Sequence[Result],
+    paper: Paper | None = None,
+    top: Top = 1,
+    only: Sequence[str] | None = None,
+    without: Sequence[str] = (),
+) -> Table:
+    """One row for each method over its finished runs, then the unfinished runs; empty columns are left out."""
+    summaries = summarise(results, paper, top)
+    cells = summary_cells(summaries)
     cells = {name: column for name, column in cells.items() if name not in without and (only is None or name in only)}
     unfinished = [result for result in results if not result.finished]
     if not summaries:

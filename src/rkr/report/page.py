@@ -1,0 +1,101 @@
+"""`make results`: docs/results.md from committed result files, so that no number there is typed by hand.
+
+python -m rkr.report.page results docs/results.md
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rkr.errors import RkrError
+from rkr.recipes import load_recipe
+from rkr.report.results import Result, by_recipe, find_results
+from rkr.report.tables import summarise, summary_cells
+
+INTRODUCTION = """\
+# Results
+
+Made by `make results` from the files in [results/](../results): no number here is typed by hand. Accuracy is the mean
+over all tasks after the last one, in %, the task given; ± is the 95 % interval over orders where there are several.
+`paper` is what the paper prints for its own schedule and 5 orders. The other columns are explained in
+[experiments.md](experiments.md).
+"""
+
+
+def page(results: Sequence[Result]) -> str:
+    """The whole page, a section for each recipe (a changed schedule counts as another)."""
+    sections = [INTRODUCTION]
+    for name, runs in by_recipe(results).items():
+        sections.append(_section(name, runs))
+    return "\n".join(sections)
+
+
+def _section(name: str, runs: Sequence[Result]) -> str:
+    settings = runs[0].settings
+    recipe = load_recipe(settings["recipe"])
+    training, stream, network = settings["training"], settings["stream"], settings["network"]
+    augment = ", ".join(f"{key} {value}" for key, value in training["augment"].items() if value) or "none"
+    lines = [f"## {name}", "", f"{recipe.title}. {recipe.about}.", ""]
+    lines.append(
+        f"{stream['tasks']} tasks, {network['name']}; {training['epochs']} epochs a task, {training['optimizer']} "
+        f"{training['lr']} x {training['gamma']} at {', '.join(map(str, training['milestones'])) or 'no epoch'}, "
+        f"momentum {training['momentum']}, weight decay {training['weight_decay']}, batch {training['batch']}, "
+        f"augmentation: {augment}; seed {training['seed']}."
+    )
+    if training["epochs"] != recipe.training.epochs:
+        lines += ["", f"Not the paper's schedule of {recipe.training.epochs} epochs: its numbers are not comparable."]
+    summaries = summarise(runs, recipe.published_numbers())
+    if summaries:
+        cells = summary_cells(summaries)
+        lines += ["", *_table(["method", *cells], zip((s.method for s in summaries), *cells.values(), strict=True))]
+    finished = [run for run in runs if run.finished]
+    if finished:
+        tasks = range(1, len(finished[0].tasks) + 1)
+        rows = [[run.method, run.order, *(f"{100 * a:.1f}" for a in run.matrix[-1]), _when(run)] for run in finished]
+        lines += ["", "Each task at the end, in the run's own order:", ""]
+        lines += _table(["method", "order", *map(str, tasks), "commit"], rows)
+    unfinished = [
+        f"{run.method} {run.order} ({run.done} of {len(run.tasks)} tasks)" for run in runs if not run.finished
+    ]
+    if unfinished:
+        lines += ["", f"Not complete: {', '.join(unfinished)}."]
+    lines += ["", f"Machine: {', '.join(sorted({_machine(run) for run in runs}))}.", ""]
+    return "\n".join(lines)
+
+
+def _about(run: Result) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run.folder / "run.json").read_text())
+    return found
+
+
+def _when(run: Result) -> str:
+    return str(_about(run).get("commit") or "unknown")
+
+
+def _machine(run: Result) -> str:
+    machine = _about(run).get("machine", {})
+    return f"{machine.get('processor', 'unknown')}, {machine.get('threads', '?')} thread(s) a run"
+
+
+def _table(header: Sequence[str], rows: Any) -> list[str]:
+    lines = [f"| {' | '.join(header)} |", "|---|" + "--:|" * (len(header) - 1)]
+    return lines + [f"| {' | '.join(map(str, row))} |" for row in rows]
+
+
+def main() -> None:
+    """Write the page."""
+    root, into = Path(sys.argv[1]), Path(sys.argv[2])
+    try:
+        text = page(find_results(root))
+    except RkrError as error:
+        sys.exit(f"rkr: {error}")
+    into.write_text(text)
+    print(f"{into}: {len(text.splitlines())} lines")
+
+
+if __name__ == "__main__":
+    main()

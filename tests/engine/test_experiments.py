@@ -1,0 +1,179 @@
+"""Several runs of a plan: one after the other or at once, the same bytes; errors and stops are told in one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Server
+from small_runs import outcome
+
+from rkr import experiments
+from rkr.engine.events import Event
+from rkr.errors import RkrError, UsageError
+from rkr.experiments import How, Plan, choose_orders, run_plan
+from rkr.recipes import load_recipe
+
+WORDS = ("run", "digits", "--method", "rkr,finetune", "--epochs", 1, "--limit", 8, "--threads", 1)
+WORDS += ("--accelerator", "cpu", "--json", "--out")
+
+
+def test_workers_give_the_same_bytes(server: Server, tmp_path: Path) -> None:
+    one = server.cli(*WORDS, tmp_path / "1")
+    two = server.cli(*WORDS, tmp_path / "2", "--workers", 2)
+    assert one.wait() == 0, one.stderr
+    assert two.wait(110) == 0, two.stderr
+    for method in ("rkr", "finetune"):
+        a, b = (outcome(tmp_path / n / "digits-1-epochs-limit-8" / method / "fixed") for n in ("1", "2"))
+        assert a == b
+    for kind in ("started", "epochend", "taskend", "finished", "summary"):  # what the workers tell is told
+        assert len(one.events(kind)) == len(two.events(kind)) > 0
+    assert {event["run"].split()[1] for event in two.events("taskend")} == {"rkr", "finetune"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_with_workers(server: Server, tmp_path: Path, number: int) -> None:
+    """The terminal tells all processes; a polite kill only the first."""
+    words = [100 if word == 1 else word for word in WORDS[:6]] + [*WORDS[6:], tmp_path, "--workers", 2]
+    process = server.cli(*words)
+    process.until(lambda: len(process.events("epochend")) > 6)
+    process.signal(number, group=number == signal.SIGINT)
+    assert process.wait() == 130, process.stderr
+    assert len(process.events("stopped")) == 2
+    assert len(list(tmp_path.rglob("state.safetensors"))) == 2
+
+
+# ---------------------------------------------------------------------------------------------------------
+# With workers that take no time to start
+
+
+def plan(out: Path, methods: tuple[str, ...] = ("rkr", "finetune", "joint")) -> Plan:
+    recipe = load_recipe("digits")
+    return Plan(recipe, "digits", methods, recipe.orders[:1], out, epochs=1, limit=8)
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, scripts: dict[str, str]) -> None:
+    def command(plan: Plan, how: How, method: str, *rest: Any) -> list[str]:
+        return ["sh", "-c", scripts[method]]
+
+    monkeypatch.setattr(experiments, "_command", command)
+
+
+def test_an_error_of_a_worker_names_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Event] = []
+    failed = '{"event": "failed", "run": "digits rkr fixed", "folder": "f", "reason": "no room"}'
+    scripts = {"rkr": f"echo '{failed}'; echo warned >&2; echo 'rkr: f: no room' >&2; exit 2", "finetune": "sleep 0.2"}
+    pretend(monkeypatch, {**scripts, "joint": "exit 9"})
+    with pytest.raises(RkrError) as caught:
+        run_plan(plan(tmp_path), How(workers=2, threads=1), told.append)
+    assert str(caught.value) == "rkr fixed: f: no room"  # no other run begins after it
+    assert [type(event).__name__ for event in told] == ["Failed"]
+
+
+def test_a_killed_worker_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, {"rkr": "kill -9 $$", "finetune": "exit 0"})
+    with pytest.raises(RkrError, match=r"^rkr fixed: ended with code -9$"):
+        run_plan(plan(tmp_path, ("rkr", "finetune")), How(workers=2), lambda event: None)
+
+
+def test_a_stopped_worker_stops_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, {"rkr": "exit 130", "finetune": "sleep 0.3", "joint": f"touch {tmp_path}/begun"})
+    assert run_plan(plan(tmp_path), How(workers=2), lambda event: None) is False
+    assert not (tmp_path / "begun").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_reaches_all_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    script = "trap 'touch {0}.told; exit 130' TERM; touch {0}.ready; while :; do sleep 0.02; done"
+    methods = ("rkr", "finetune")
+    pretend(monkeypatch, {method: script.format(tmp_path / method) for method in methods})
+
+    def stop() -> None:
+        while not all((tmp_path / f"{method}.ready").exists() for method in methods):
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    before = signal.getsignal(signal.SIGTERM)
+    threading.Thread(target=stop, daemon=True).start()
+    assert run_plan(plan(tmp_path, methods), How(workers=2), lambda event: None) is False
+    assert all((tmp_path / f"{method}.told").exists() for method in methods)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_stop_reaches_a_worker_that_is_being_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    methods = ("rkr", "finetune")
+    pretend(monkeypatch, dict.fromkeys(methods, "trap 'exit 130' TERM; while :; do sleep 0.02; done"))
+    start, started = subprocess.Popen, []
+
+    def slow_start(*words: Any, **options: Any) -> Any:
+        process = start(*words, **options)
+        started.append(process)
+        if len(started) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)  # the main thread deals with it now, before this process is known
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", slow_start)
+    try:
+        assert run_plan(plan(tmp_path, methods), How(workers=2), lambda event: None) is False
+        assert all(process.poll() in (130, -signal.SIGTERM) for process in started)
+    finally:
+        for process in started:
+            process.kill()
+
+
+def test_workers_are_given_the_whole_plan(tmp_path: Path) -> None:
+    made = dataclasses.replace(plan(tmp_path), seed=3, data="/data")
+    words = experiments._command(made, How(2, 1, "cpu", "bf16-mixed", 0.5, True), "rkr", "fixed", 1)
+    assert words[:6] == [sys.executable, "-m", "rkr", "run", "digits", "--json"]
+    given = dict(zip(words[6:-1:2], words[7:-1:2], strict=True))
+    assert given == {
+        "--method": "rkr",
+        "--order": "fixed",
+        "--out": str(tmp_path),
+        "--epochs": "1",
+        "--seed": "3",
+        "--limit": "8",
+        "--data": "/data",
+        "--threads": "1",
+        "--accelerator": "cpu",
+        "--precision": "bf16-mixed",
+        "--save-minutes": "0.5",
+    }
+    assert words[-1] == "--tensorboard"
+
+
+def test_folders_and_jobs(tmp_path: Path) -> None:
+    recipe = load_recipe("cifar100-lenet")
+    made = Plan(recipe, "cifar100-lenet", ("rkr", "finetune"), ("A", "B"), tmp_path, epochs=20, seed=1)
+    assert made.jobs == [("rkr", "A"), ("finetune", "A"), ("rkr", "B"), ("finetune", "B")]
+    assert made.folder("rkr", "A") == tmp_path / "cifar100-lenet-20-epochs-seed-1" / "rkr" / "A"
+    assert len({made.folder(*job) for job in made.jobs}) == 4
+
+
+def test_what_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no method 'rrk'"):
+        run_plan(plan(tmp_path, ("rrk",)), How(), lambda event: None)
+    with pytest.raises(UsageError, match="at least 1, not 0"):
+        run_plan(plan(tmp_path), How(workers=0), lambda event: None)
+    with pytest.raises(UsageError, match="either --orders"):
+        choose_orders(load_recipe("digits"), 1, ["fixed"])
+    with pytest.raises(UsageError, match="1 orders: give --orders 1 to 1"):
+        choose_orders(load_recipe("digits"), 2, [])
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the commit cannot be found, none is recorded."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert experiments.commit() is None
