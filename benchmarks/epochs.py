@@ -101,7 +101,7 @@ def naive(recipe: Recipe, stream: Stream) -> Measure:
     class Pictures(torch.utils.data.Dataset[tuple[Any, int]]):
         """As torchvision's CIFAR100, which wants to have its own copy of the files."""
 
-        def __init__(self, images: list[Images]) -> None:
+        def __init__(self, images: list[Any]) -> None:
             self.data = torch.cat([part.x for part in images]).permute(0, 2, 3, 1).contiguous().numpy()
             self.targets = torch.cat([part.y + 10 * number for number, part in enumerate(images)]).tolist()
 
@@ -116,9 +116,10 @@ def naive(recipe: Recipe, stream: Stream) -> Measure:
 
         def __init__(self) -> None:
             super().__init__()
-            self.body: Any = recipe.build_network()
-            self.heads = MultiHeadClassifier(self.body.fc.in_features, 10)
-            self.body.fc = nn.Identity()
+            body: Any = recipe.build_network()
+            self.heads = MultiHeadClassifier(body.fc.in_features, 10)
+            body.fc = nn.Identity()
+            self.body = body
 
         def forward(self, x: Tensor, task_labels: Tensor) -> Tensor:
             return self.heads(self.body(x), task_labels)
@@ -217,10 +218,10 @@ def workers(only: str = "") -> None:
                 began, used = time.monotonic(), processor_seconds()
                 subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
                 times.append((time.monotonic() - began, processor_seconds() - used))
-    wall, used = ({n: statistics.median(t[i] for t in times) for n, times in seen.items()} for i in (0, 1))
+    wall, cpu = ({n: statistics.median(t[i] for t in times) for n, times in seen.items()} for i in (0, 1))
     print(
-        f"one after the other {wall['1']:.1f} s (CPU time {used['1']:.1f} s)  "
-        f"at once {wall['2']:.1f} s (CPU time {used['2']:.1f} s)  ratio {wall['1'] / wall['2']:.2f}",
+        f"one after the other {wall['1']:.1f} s (CPU time {cpu['1']:.1f} s)  "
+        f"at once {wall['2']:.1f} s (CPU time {cpu['2']:.1f} s)  ratio {wall['1'] / wall['2']:.2f}",
         flush=True,
     )
 

@@ -27,10 +27,11 @@ class LeNet(nn.Module):
         self.fc = nn.Linear(500, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.bn1(self.conv1(x)))  # (B, 20, 32, 32)
-        x = F.max_pool2d(x, kernel_size=3, stride=2, padding=1)  # (B, 20, 16, 16)
-        x = F.relu(self.bn2(self.conv2(x)))  # (B, 50, 16, 16)
-        x = F.max_pool2d(x, kernel_size=3, stride=2, padding=1)  # (B, 50, 8, 8)
+        # Pooling before ReLU: the maximum of ReLU is the ReLU of the maximum, and a quarter of the values to pass over.
+        x = self.bn1(self.conv1(x))  # (B, 20, 32, 32)
+        x = F.relu(F.max_pool2d(x, kernel_size=3, stride=2, padding=1))  # (B, 20, 16, 16)
+        x = self.bn2(self.conv2(x))  # (B, 50, 16, 16)
+        x = F.relu(F.max_pool2d(x, kernel_size=3, stride=2, padding=1))  # (B, 50, 8, 8)
         x = x.flatten(1)  # (B, 3200), channel by channel whatever the memory format
         x = F.relu(self.fc1(x))  # (B, 800)
         x = F.relu(self.fc2(x))  # (B, 500)
