@@ -44,9 +44,9 @@ def test_workers_give_the_same_bytes(server: Server, tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_with_workers(server: Server, tmp_path: Path, number: int) -> None:
     """The terminal tells all processes; a polite kill only the first."""
-    words = [100 if word == 1 else word for word in WORDS[:6]] + [*WORDS[6:], tmp_path, "--workers", 2]
+    words = [1000 if word == 1 else word for word in WORDS[:6]] + [*WORDS[6:], tmp_path, "--workers", 2]
     process = server.cli(*words)
-    process.until(lambda: len(process.events("epochend")) > 6)
+    process.until(lambda: len({event["run"] for event in process.events("epochend")}) == 2)  # both are at work
     process.signal(number, group=number == signal.SIGINT)
     assert process.wait() == 130, process.stderr
     assert len(process.events("stopped")) == 2

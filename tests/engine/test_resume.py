@@ -16,7 +16,7 @@ from small_runs import FOREVER, LEARNERS, execute, make_experiment, outcome
 from rkr.engine import Experiment, Run
 from rkr.engine.events import Event, Finished, Started, Stopped
 from rkr.engine.processes import make_fabric
-from rkr.engine.state import load_state
+from rkr.engine.state import load_state, save_state
 from rkr.errors import FileError, RkrError, UsageError
 from rkr.learners import METHODS
 
@@ -101,6 +101,18 @@ def test_stop_while_testing(tmp_path: Path, method: str) -> None:
         assert (run.events[-1].number, run.events[-1].epoch) == (number + 1, 0)  # type: ignore[attr-defined]
     run = StoppedAt(experiment, tmp_path / "parts", testing=True)  # nothing is left to go on with
     assert run.execute()
+    assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("batch", [2, 8])
+def test_a_state_of_before_there_were_several_processes(tmp_path: Path, batch: int) -> None:
+    experiment = make_experiment("rkr")
+    execute(tmp_path / "whole", experiment)
+    StoppedAt(experiment, tmp_path / "parts", batch).execute()
+    path = tmp_path / "parts" / "state.safetensors"
+    state = load_state(path)
+    save_state(path, {**state, "rng": state["rng"][0], "sums": state["sums"][0]})
+    assert execute(tmp_path / "parts", experiment)
     assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
 
 

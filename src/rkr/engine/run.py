@@ -386,6 +386,8 @@ class Run:
                 self._begin(number)
         self._learner.load_state_dict(state["learner"])
         self._at = _Position(*state["position"])
+        if isinstance(state["rng"][0], Tensor):  # states were of one process once
+            state["rng"] = [state["rng"]]
         sums = state["sums"].reshape(-1, 3)
         if len(sums) == self.fabric.world_size:
             self._sums = sums[self.fabric.global_rank].clone()
