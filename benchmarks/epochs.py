@@ -31,7 +31,7 @@ from rkr.tasks import Augment, Images, Source, Stream, load_source, split
 from rkr.tasks.cifar import CIFAR100
 from rkr.tasks.download import find
 
-ROUNDS = 7
+ROUNDS = 5
 BAR = 2.0  # avalanche against RKR, at least
 AVALANCHE = Path(sys.prefix) / "avalanche"  # where `make bench` puts it: on the path of no other program
 OPERATORS: list[torch.library.Library] = []  # a declaration lives as long as its library
