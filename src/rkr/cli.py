@@ -243,7 +243,7 @@ def _run(plan: Plan, how: How, json_: bool, matrices: bool = False) -> None:
 
     from rkr.display import choose_display
     from rkr.experiments import STOPPED, run_plan
-    from rkr.report import accuracy_table, read_result, summary_json, summary_tables
+    from rkr.report import accuracy_table, added_by_a_task, read_result, summary_json, summary_tables
     from rkr.report.figures import write_figures
 
     with choose_display("json" if json_ else "auto") as watch:
@@ -268,6 +268,8 @@ def _run(plan: Plan, how: How, json_: bool, matrices: bool = False) -> None:
             console.print(accuracy_table(result))
     for table in summary_tables(results, paper, width=console.width):
         console.print(table)
+    for result in results:
+        print(f"{result.method} {result.order}: {added_by_a_task(result)}")
     print(f"figures: {plan.root / 'figures'} ({len(figures)} files)")
     for method, order in plan.jobs:
         print(f"{method} {order}: results and task files in {plan.folder(method, order)}")

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rkr import UsageError
-from rkr.report import accuracy_table, summary_json, summary_table, summary_tables
+from rkr.report import accuracy_table, added_by_a_task, summary_json, summary_table, summary_tables
 from rkr.report.metrics import spread
 from rkr.report.tables import _points, _size
 
@@ -182,6 +182,14 @@ def test_sizes(n, text):
 @pytest.mark.parametrize(("value", "text"), [(0.0, "0.00"), (-0.00001, "0.00"), (0.0123, "+1.23"), (-0.5, "-50.00")])
 def test_differences_have_a_sign_unless_they_are_nothing(value, text):
     assert _points(spread([value])) == text
+
+
+def test_what_a_task_adds(a_result):
+    text = added_by_a_task(a_result())
+    costs = a_result().costs
+    assert f"{costs[-1].percent - costs[-2].percent:.2f} %" in text
+    assert f"{costs[-1].parameters - costs[-2].parameters:,} parameters" in text
+    assert added_by_a_task(a_result([[0.5]])).startswith("the network with its first task takes")
 
 
 def test_a_narrow_terminal_gets_two_tables_that_fit(a_result):

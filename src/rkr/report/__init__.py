@@ -4,11 +4,12 @@ The figures are in `rkr.report.figures`, which is not imported here because matp
 """
 
 from rkr.report.results import Result, by_recipe, find_results, read_result
-from rkr.report.tables import accuracy_table, summary_json, summary_table, summary_tables
+from rkr.report.tables import accuracy_table, added_by_a_task, summary_json, summary_table, summary_tables
 
 __all__ = [
     "Result",
     "accuracy_table",
+    "added_by_a_task",
     "by_recipe",
     "find_results",
     "read_result",

@@ -52,17 +52,24 @@ def _section(name: str, runs: Sequence[Result]) -> str:
     if summaries:
         cells = summary_cells(summaries)
         lines += ["", *_table(["method", *cells], zip((s.method for s in summaries), *cells.values(), strict=True))]
-    finished = [run for run in runs if run.finished]
-    if finished:
-        tasks = range(1, len(finished[0].tasks) + 1)
-        rows = [[run.method, run.order, *(f"{100 * a:.1f}" for a in run.matrix[-1]), _when(run)] for run in finished]
-        lines += ["", "Each task at the end, in the run's own order:", ""]
-        lines += _table(["method", "order", *map(str, tasks), "commit"], rows)
-    unfinished = [
-        f"{run.method} {run.order} ({run.done} of {len(run.tasks)} tasks)" for run in runs if not run.finished
-    ]
-    if unfinished:
-        lines += ["", f"Not complete: {', '.join(unfinished)}."]
+    begun = [run for run in runs if run.done]
+    if begun:
+        tasks = len(begun[0].tasks)
+        rows = [
+            [
+                run.method,
+                run.order,
+                *(f"{100 * a:.1f}" for a in run.matrix[-1]),
+                *["–"] * (tasks - run.done),
+                _commit(run),
+            ]
+            for run in begun
+        ]
+        lines += ["", "Each task at the end, in the run's own order; – is not learned yet:", ""]
+        lines += _table(["method", "order", *map(str, range(1, tasks + 1)), "commit"], rows)
+    open_runs = [f"{run.method} {run.order} ({run.done} of {len(run.tasks)} tasks)" for run in runs if not run.finished]
+    if open_runs:
+        lines += ["", f"Not complete, and so in no average: {', '.join(open_runs)}."]
     lines += ["", f"Machine: {', '.join(sorted({_machine(run) for run in runs}))}.", ""]
     return "\n".join(lines)
 
@@ -72,7 +79,7 @@ def _about(run: Result) -> dict[str, Any]:
     return found
 
 
-def _when(run: Result) -> str:
+def _commit(run: Result) -> str:
     return str(_about(run).get("commit") or "unknown")
 
 

@@ -122,6 +122,15 @@ def accuracy_table(result: Result, top: Top = 1) -> Table:
     return table
 
 
+def added_by_a_task(result: Result) -> str:
+    """What the last task cost, in words: by the paper's count, and all that is stored, its head included."""
+    before, now = result.costs[-2:] if result.done > 1 else (None, result.costs[-1])
+    if before is None:
+        return f"the network with its first task takes {_size(now.bytes)}"
+    percent, parameters = now.percent - before.percent, now.parameters - before.parameters
+    return f"a task adds {percent:.2f} % ({parameters:,} parameters), {_size(now.bytes - before.bytes)} with its head"
+
+
 WIDE = 135  # columns that all of a summary takes
 COST = ("capacity", "bytes", "s/epoch", "identical", "AOPD", "MOPD")
 

@@ -1,0 +1,32 @@
+"""The results page from committed files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from rkr.report import find_results
+from rkr.report.page import page
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+def test_the_committed_page_is_that_of_the_committed_files() -> None:
+    assert (RESULTS.parent / "docs" / "results.md").read_text() == page(find_results(RESULTS))
+
+
+def test_complete_and_open_runs(tmp_path: Path) -> None:
+    for method in ("rkr", "finetune"):
+        shutil.copytree(RESULTS / "digits" / method, tmp_path / "digits" / method)
+    lines = (tmp_path / "digits" / "finetune" / "fixed" / "results.jsonl").read_text().splitlines(keepends=True)
+    third = next(i for i, line in enumerate(lines) if json.loads(line).get("number") == 3)
+    (tmp_path / "digits" / "finetune" / "fixed" / "results.jsonl").write_text("".join(lines[:third]))
+    text = page(find_results(tmp_path))
+    (rkr,) = [line for line in text.splitlines() if line.startswith("| rkr | 1 |")]
+    last = json.loads((tmp_path / "digits" / "rkr" / "fixed" / "results.jsonl").read_text().splitlines()[-2])
+    assert f"{100 * sum(last['accuracy']) / 5:.2f}" in rkr
+    assert "| finetune | 1 |" not in text  # no average of a run that goes on
+    assert "finetune fixed (2 of 5 tasks)" in text
+    (row,) = [line for line in text.splitlines() if line.startswith("| finetune | fixed |")]
+    assert row.count("–") == 3
