@@ -18,8 +18,8 @@ help: ## list the targets
 demo: $(DEV) ## learn a few small tasks and show that none is forgotten
 	$(BIN)/rkr demo
 
-test: lint ## lint, then run the tests (all but the slow ones)
-	$(BIN)/python -m pytest -q
+test: lint ## lint, then run the tests (all but the slow ones) on all cores
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
 
 lint: $(DEV) ## check style and types
 	$(BIN)/ruff check .
