@@ -193,9 +193,10 @@ def run(
     workers: Annotated[int, typer.Option(help="Runs at once, each in its own process.")] = 1,
     threads: Annotated[int | None, typer.Option(help="Threads of each run. All cores over the workers else.")] = None,
     accelerator: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
-    precision: Annotated[str | None, typer.Option(help="Lightning Fabric's, such as bf16-mixed. float32 else.")] = None,
+    precision: Annotated[str | None, typer.Option(help="32-true, bf16-mixed or 16-mixed. 32-true by default.")] = None,
     save_minutes: Annotated[float, typer.Option(help="Save the state so often, and after each task.")] = 5.0,
     tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard event files to the run folders.")] = False,
+    figures: Annotated[bool, typer.Option(help="Write figures of all runs of the recipe.")] = True,
     json_: Json = False,
 ) -> None:
     """Train and test methods on a recipe's tasks; the same command goes on after an interruption.
@@ -214,7 +215,7 @@ def run(
         raise UsageError(f"--threads must be at least 1, not {threads}")
     plan = Plan(loaded, recipe, methods, chosen, out, epochs, seed, limit, data)
     how = How(workers, threads, accelerator, precision, save_minutes, tensorboard)
-    _run(plan, how, json_)
+    _run(plan, how, json_, figures=figures)
 
 
 @app.command()
@@ -237,13 +238,13 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
-def _run(plan: Plan, how: How, json_: bool, matrices: bool = False) -> None:
+def _run(plan: Plan, how: How, json_: bool, matrices: bool = False, figures: bool = True) -> None:
     """Run, then show what came out."""
     from rich.console import Console
 
     from rkr.display import choose_display
     from rkr.experiments import STOPPED, run_plan
-    from rkr.report import accuracy_table, added_by_a_task, read_result, summary_json, summary_tables
+    from rkr.report import accuracy_table, added_by_a_task, find_results, read_result, summary_json, summary_tables
     from rkr.report.figures import write_figures
 
     with choose_display("json" if json_ else "auto") as watch:
@@ -255,8 +256,10 @@ def _run(plan: Plan, how: How, json_: bool, matrices: bool = False) -> None:
             print("The same command goes on from here.")
         raise typer.Exit(STOPPED)
     results = [read_result(plan.folder(method, order)) for method, order in plan.jobs]
-    paper = plan.recipe.published_numbers()
-    figures = write_figures(results, plan.root / "figures")
+    shortened = plan.epochs is not None or plan.limit is not None  # the paper's numbers are of its own schedule
+    paper = {} if shortened else plan.recipe.published_numbers()
+    if figures:
+        write_figures(find_results(plan.root), plan.root / "figures")
     if json_:
         print(json.dumps({"event": "summary", **summary_json(results, paper)}))
         return
@@ -270,7 +273,8 @@ def _run(plan: Plan, how: How, json_: bool, matrices: bool = False) -> None:
         console.print(table)
     for result in results:
         print(f"{result.method} {result.order}: {added_by_a_task(result)}")
-    print(f"figures: {plan.root / 'figures'} ({len(figures)} files)")
+    if figures:
+        print(f"figures: {plan.root / 'figures'}")
     for method, order in plan.jobs:
         print(f"{method} {order}: results and task files in {plan.folder(method, order)}")
 

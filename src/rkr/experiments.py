@@ -108,7 +108,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class How:
-    """What changes how runs are computed, but not what comes out of them."""
+    """How runs are computed. Of these only precision and the kind of device change results, so they are recorded."""
 
     workers: int = 1
     threads: int | None = None
@@ -130,7 +130,8 @@ def choose_orders(recipe: Recipe, count: int | None, named: Sequence[str]) -> tu
     if count is None:
         return recipe.orders[:1]
     if not 1 <= count <= len(recipe.orders):
-        raise UsageError(f"{recipe.name} has {len(recipe.orders)} orders: give --orders 1 to {len(recipe.orders)}")
+        have = "1 order" if len(recipe.orders) == 1 else f"{len(recipe.orders)} orders"
+        raise UsageError(f"{recipe.name} has {have}: give no more, or name others with --order 0,1,...")
     return recipe.orders[:count]
 
 
@@ -139,6 +140,8 @@ def run_plan(plan: Plan, how: How, watch: Watch) -> bool:
     for method in plan.methods:
         plan.recipe.method(method)
     jobs = plan.jobs
+    if how.precision not in (None, *PRECISIONS):
+        raise UsageError(f"--precision must be one of {', '.join(PRECISIONS)}, not {how.precision!r}")
     if how.workers < 1:
         raise UsageError(f"--workers must be at least 1, not {how.workers}")
     if how.workers == 1 or len(jobs) == 1:
@@ -158,6 +161,8 @@ def _one_by_one(plan: Plan, how: How, watch: Watch) -> bool:
     fabric = make_fabric(how.accelerator, how.precision)
     for method, order in plan.jobs:
         experiment = plan.experiment(method, order)
+        experiment.settings["precision"] = how.precision or "32-true"
+        experiment.settings["device"] = fabric.device.type
         folder = plan.folder(method, order)
         if how.tensorboard and fabric.is_global_zero:
             with TensorBoard() as curves:
@@ -249,6 +254,7 @@ def _at_once(plan: Plan, how: How, watch: Watch) -> bool:
     return not stopped.is_set()
 
 
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 STOPPED = 130  # exit code of a run that was interrupted and can go on
 
 
@@ -266,7 +272,7 @@ def _command(plan: Plan, how: How, method: str, order: Order, threads: int) -> l
         "--precision": how.precision,
         "--save-minutes": how.save_minutes,
     }
-    command = [sys.executable, "-m", "rkr", "run", plan.given, "--json"]
+    command = [sys.executable, "-m", "rkr", "run", plan.given, "--json", "--no-figures"]
     command += [word for name, value in options.items() if value is not None for word in (name, str(value))]
     return command + (["--tensorboard"] if how.tensorboard else [])
 
@@ -285,7 +291,8 @@ def processor() -> str:
 def commit() -> str | None:
     """The commit of this package's source, if it runs from a checkout; with "+" if something was changed since."""
     here = Path(__file__).parent
-    try:
+    try:  # a package installed somewhere inside another repository is not of that repository's commit
+        subprocess.run(["git", "ls-files", "--error-unmatch", __file__], cwd=here, capture_output=True, check=True)
         found = subprocess.run(
             ["git", "describe", "--always", "--dirty=+", "--exclude", "*"],
             cwd=here,

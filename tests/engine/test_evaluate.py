@@ -14,7 +14,7 @@ from small_runs import Forgetful, execute, images, make_experiment, make_stream
 from torch import Tensor
 
 from rkr.engine import Run
-from rkr.engine.evaluate import BATCH, Evaluator
+from rkr.engine.evaluate import BATCH, Evaluator, _in_order
 from rkr.engine.processes import make_fabric
 from rkr.learners import Method
 from rkr.learners.finetune import Finetune
@@ -83,8 +83,8 @@ def test_accuracies(stream: Stream, logits: dict[tuple[int, int], Tensor]) -> No
         assert row.accuracy[of] == first / count
         assert row.top5[of] == near / count
         assert agnostic[of] == both / count
-        expected = hashlib.sha256(logits[of, of].numpy().tobytes()).hexdigest()
-        assert row.proof[task.name] == expected
+        parts = [hashlib.sha256(part.numpy().tobytes()).hexdigest() for part in logits[of, of].split(BATCH)]
+        assert row.proof[task.name] == hashlib.sha256("".join(parts).encode()).hexdigest()
     assert row.top5[1] == 1.0  # 3 classes
     fewer = evaluator.row(learner, 2)
     assert (fewer.accuracy, fewer.tested) == (row.accuracy[:2], row.tested[:2])
@@ -98,6 +98,25 @@ def test_the_proof_sees_the_last_bit(stream: Stream, logits: dict[tuple[int, int
     after = evaluator.row(Answers({**logits, (1, 1): changed}), 3)
     assert before.accuracy == after.accuracy
     assert [before.proof[name] == after.proof[name] for name in ("t0", "t1", "t2")] == [True, False, True]
+
+
+class _Rank:
+    """As much of Fabric as dealing out batches needs."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, rank: int, world: int) -> None:
+        self.global_rank, self.world_size = rank, world
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_batches_are_dealt_out_whole(stream: Stream, world: int) -> None:
+    """So the proof has the same bits with any number of processes, be there more of them than batches."""
+    for number, task in enumerate(stream.tasks):
+        evaluators = [Evaluator(stream, _Rank(rank, world)) for rank in range(world)]  # type: ignore[arg-type]
+        shares = [[y for _, y in evaluator._own_batches(number)] for evaluator in evaluators]
+        assert torch.equal(torch.cat(_in_order(shares)), task.test.y)
+        assert [len(y) for y in _in_order(shares)] == [len(y) for y in task.test.y.split(BATCH)]
 
 
 def _tasks(folder: Path) -> list[dict[str, Any]]:

@@ -135,8 +135,8 @@ def test_a_stop_reaches_a_worker_that_is_being_started(tmp_path: Path, monkeypat
 def test_workers_are_given_the_whole_plan(tmp_path: Path) -> None:
     made = dataclasses.replace(plan(tmp_path), seed=3, data="/data")
     words = experiments._command(made, How(2, 1, "cpu", "bf16-mixed", 0.5, True), "rkr", "fixed", 1)
-    assert words[:6] == [sys.executable, "-m", "rkr", "run", "digits", "--json"]
-    given = dict(zip(words[6:-1:2], words[7:-1:2], strict=True))
+    assert words[:7] == [sys.executable, "-m", "rkr", "run", "digits", "--json", "--no-figures"]
+    given = dict(zip(words[7:-1:2], words[8:-1:2], strict=True))
     assert given == {
         "--method": "rkr",
         "--order": "fixed",
@@ -166,9 +166,11 @@ def test_what_cannot_be(tmp_path: Path) -> None:
         run_plan(plan(tmp_path, ("rrk",)), How(), lambda event: None)
     with pytest.raises(UsageError, match="at least 1, not 0"):
         run_plan(plan(tmp_path), How(workers=0), lambda event: None)
+    with pytest.raises(UsageError, match="one of 32-true, bf16-mixed, 16-mixed, not '64-true'"):
+        run_plan(plan(tmp_path), How(precision="64-true"), lambda event: None)
     with pytest.raises(UsageError, match="either --orders"):
         choose_orders(load_recipe("digits"), 1, ["fixed"])
-    with pytest.raises(UsageError, match="1 orders: give --orders 1 to 1"):
+    with pytest.raises(UsageError, match="1 order: give no more"):
         choose_orders(load_recipe("digits"), 2, [])
     assert not list(tmp_path.iterdir())
 
@@ -177,3 +179,9 @@ def test_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the commit cannot be found, none is recorded."""
     monkeypatch.setenv("PATH", str(tmp_path))
     assert experiments.commit() is None
+
+
+def test_another_precision_is_another_run(tmp_path: Path) -> None:
+    assert run_plan(plan(tmp_path, ("rkr",)), How(threads=1), lambda event: None)
+    with pytest.raises(UsageError, match="precision is '32-true' there, 'bf16-mixed' now"):
+        run_plan(plan(tmp_path, ("rkr",)), How(threads=1, precision="bf16-mixed"), lambda event: None)

@@ -259,6 +259,7 @@ def test_files_are_not_rotated(write: Write) -> None:
     [
         ('learner = "rkr"', 'learner = "rrk"', "methods.mine.learner: no method is called 'rrk'; did you mean 'rkr'?"),
         ("[methods.rkr]", "[methods.rkr-lit]", "methods.rkr-lit.learner: no method is called 'rkr-lit'; did you mean"),
+        ("[methods.mine]", "[methods.'../mine']", "methods.../mine: a method's name has letters, digits"),
         ("rank = 4", "rnak = 4", "methods.mine.rnak: rkr has no such option; did you mean 'rank'? Choose one of init,"),
     ],
 )

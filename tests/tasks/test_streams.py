@@ -298,3 +298,11 @@ def test_parts_are_checked() -> None:
             bad()
     with pytest.raises(dataclasses.FrozenInstanceError):
         good.x = x  # type: ignore[misc]
+
+
+def test_a_class_without_test_images_is_refused() -> None:
+    whole = source()
+    kept = (whole.test.y != 1).nonzero().squeeze(1)
+    poorer = dataclasses.replace(whole, test=whole.test.take(kept))
+    with pytest.raises(rkr.UsageError, match=f"class {whole.class_names[1]!r} has no test images"):
+        split(poorer, tasks=1)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from lightning_fabric import Fabric
@@ -38,12 +40,16 @@ class Evaluator:
                 mean=stream.mean,
                 std=stream.std,
                 device=fabric.device,
-                rank=fabric.global_rank,
-                world=fabric.world_size,
                 workers=workers,
             )
             for task in stream.tasks
         ]
+
+    def _own_batches(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Whole batches, dealt out to the processes: so each has the same bits however many processes there are."""
+        batches = self._batches[number]
+        first = self._fabric.global_rank
+        return batches.iter_from(0, min(first, len(batches)), self._fabric.world_size)
 
     @torch.no_grad()
     def row(self, learner: Learner, learned: int) -> Row:
@@ -51,24 +57,19 @@ class Evaluator:
         learner.eval()
         accuracy, top5, tested, proof = [], [], [], {}
         for number in range(learned):
-            hits, near, count, digest = 0, 0, 0, hashlib.sha256()
-            for x, y in self._batches[number].iter_from(0):
-                if not len(y):
-                    continue
+            found = []
+            for x, y in self._own_batches(number):
                 with self._fabric.autocast():
                     logits = learner.predict(x, number)
                 ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices == y[:, None]
-                hits += int(ranked[:, 0].sum())
-                near += int(ranked.sum())
-                count += len(y)
-                digest.update(logits.float().cpu().contiguous().numpy().tobytes())
-            shares = gather(self._fabric, (hits, near, count, digest.hexdigest()))
-            hits, near, count = (sum(share[i] for share in shares) for i in range(3))
+                digest = hashlib.sha256(logits.float().cpu().contiguous().numpy().tobytes()).hexdigest()
+                found.append((int(ranked[:, 0].sum()), int(ranked.sum()), len(y), digest))
+            batches = _in_order(gather(self._fabric, found))
+            hits, near, count = (sum(batch[i] for batch in batches) for i in range(3))
             accuracy.append(hits / count)
             top5.append(near / count)
             tested.append(count)
-            whole = shares[0][3] if len(shares) == 1 else hashlib.sha256("".join(s[3] for s in shares).encode())
-            proof[self._tasks[number].name] = whole if isinstance(whole, str) else whole.hexdigest()
+            proof[self._tasks[number].name] = hashlib.sha256("".join(b[3] for b in batches).encode()).hexdigest()
         return Row(tuple(accuracy), tuple(top5), tuple(tested), proof)
 
     @torch.no_grad()
@@ -82,9 +83,7 @@ class Evaluator:
         found = []
         for number in range(learned):
             hits = count = 0
-            for x, y in self._batches[number].iter_from(0):
-                if not len(y):
-                    continue
+            for x, y in self._own_batches(number):
                 best, task, label = None, None, None
                 for candidate in range(learned):
                     with self._fabric.autocast():
@@ -96,6 +95,11 @@ class Evaluator:
             shares = gather(self._fabric, (hits, count))
             found.append(sum(s[0] for s in shares) / sum(s[1] for s in shares))
         return tuple(found)
+
+
+def _in_order(shares: list[list[Any]]) -> list[Any]:
+    """What the processes have found for every n-th batch, in the order of batches."""
+    return [shares[k % len(shares)][k // len(shares)] for k in range(sum(map(len, shares)))]
 
 
 def _keep_better(

@@ -37,8 +37,10 @@ class RunFolder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder; another process that wants it is refused. The lock ends with its process, in any way."""
-        with _explained(self.path):
+        try:
             self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FileError(f"{self.path}: cannot be made: {error.strerror or error}; choose another --out") from error
         lock = FileLock(self.path / "lock", timeout=0)
         try:
             lock.acquire()

@@ -478,6 +478,7 @@ class Run:
 
     @contextmanager
     def _seeded(self, *words: str | int) -> Iterator[None]:
+        """Draw from a seed of one purpose; what comes after draws on from there, as a resumed run does too."""
         torch.manual_seed(derived(self.experiment.seed, *words))
         yield
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from math import floor
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -236,8 +237,13 @@ class MethodSettings(Settings):
         return self
 
 
+METHOD_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]*")  # it names a folder, and is listed between commas
+
+
 def method_table(name: str, table: Any) -> Any:
     """[methods.rkr-k4] as it is written: the learner is called like the section, other keys are options."""
+    if not METHOD_NAME.fullmatch(name):
+        raise problem(name, "a method's name has letters, digits, '-', '_' and '.' only, and begins with a letter")
     if not isinstance(table, dict) or ("learner" in table and isinstance(table.get("options"), dict)):
         return table
     options = {key: value for key, value in table.items() if key != "learner"}

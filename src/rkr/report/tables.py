@@ -184,7 +184,8 @@ def summary_table(
         caption=_caption(
             f"mean top-{top} accuracy over all tasks at the end, in %" if "accuracy" in cells else "",
             "± 95 % confidence over orders" if several and "accuracy" in cells else "",
-            "BWT, FWT: backward and forward transfer" if "BWT" in cells else "",
+            "BWT: backward transfer" if "BWT" in cells else "",
+            "FWT: forward transfer" if "FWT" in cells else "",
             "AOPD, MOPD: average and maximum disparity between orders" if "AOPD" in cells else "",
             "inferred: without being told the task" if "inferred" in cells else "",
             "identical: answers of old tasks, bit for bit, after each later one" if "identical" in cells else "",

@@ -74,28 +74,28 @@ class Batches:
         yield from self.iter_from(self.epoch)
         self.epoch += 1
 
-    def iter_from(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of an epoch from batch `start` on."""
+    def iter_from(self, epoch: int, start: int = 0, step: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of an epoch from batch `start` on, or every `step`-th of them."""
         if epoch < 0 or not 0 <= start <= len(self):
             raise UsageError(f"epoch {epoch} has no batch {start}: there are {len(self)}")
         if isinstance(self.images, ImageFiles):
-            yield from self._from_files(self.images, epoch, start)
+            yield from self._from_files(self.images, epoch, start, step)
         else:
-            yield from self._from_memory(self.images, epoch, start)
+            yield from self._from_memory(self.images, epoch, start, step)
 
     def _share(self, k: int) -> slice:
         """This process's part of batch k, as positions in the epoch."""
         first, size = k * self.batch, self.size(k)
         return slice(first + size * self.rank // self.world, first + size * (self.rank + 1) // self.world)
 
-    def _from_memory(self, images: Images, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _from_memory(self, images: Images, epoch: int, start: int, step: int) -> Iterator[tuple[Tensor, Tensor]]:
         generator = self._generator(epoch)
         order = torch.arange(len(images)) if generator is None else torch.randperm(len(images), generator=generator)
         draws = None
         if self.augment is not None and generator is not None:
             draws = Draws.draw(len(images), self.augment, generator)
         flat = images.x.reshape(len(images), -1)
-        for k in range(start, len(self)):
+        for k in range(start, len(self), step):
             share = self._share(k)
             index = order[share]
             x = flat.index_select(0, index).view(-1, *images.shape).to(self.device)  # bytes travel, not floats
@@ -103,13 +103,13 @@ class Batches:
                 x = augmentation.apply(x, draws[share].to(self.device), self.augment)
             yield self._normalised(x), images.y[index].to(self.device)
 
-    def _from_files(self, files: ImageFiles, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _from_files(self, files: ImageFiles, epoch: int, start: int, step: int) -> Iterator[tuple[Tensor, Tensor]]:
         generator = self._generator(epoch)
         order = torch.arange(len(files)) if generator is None else torch.randperm(len(files), generator=generator)
         seeds = None
         if self.augment is not None:
             seeds = torch.randint(2**62, (len(files),), generator=generator)
-        shares = [self._share(k) for k in range(start, len(self))]
+        shares = [self._share(k) for k in range(start, len(self), step)]
         flip = self.augment is not None and self.augment.flip
         for x, y in decoded(files, order, seeds, shares, flip, self.workers):
             yield self._normalised(x.to(self.device)), y.to(self.device)

@@ -193,6 +193,9 @@ def _task(source: Source, name: str, group: tuple[int, ...], validation: float, 
         _relabelled(source.train, chosen[off], group) if validation else None,
     )
     of_group = torch.isin(source.test.y, torch.tensor(group)).nonzero().squeeze(1)
+    untested = sorted(set(group) - set(source.test.y[of_group].tolist()))
+    if untested:
+        raise UsageError(f"{source.name}: class {source.class_names[untested[0]]!r} has no test images: add some to it")
     return Task(training, _relabelled(source.test, of_group, group))
 
 
