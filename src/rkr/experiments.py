@@ -64,8 +64,8 @@ class Plan:
         """Where a run goes."""
         return self.root / method / str(order)
 
-    def experiment(self, method: str, order: Order) -> Experiment:
-        """Load the data and build one run."""
+    def experiment(self, method: str, order: Order, **settings: str) -> Experiment:
+        """Load the data and build one run; `settings` are to be recorded with those of the recipe."""
         import torch
 
         import rkr
@@ -77,8 +77,7 @@ class Plan:
         chosen, training = recipe.method(method), recipe.training
         stream = recipe.stream(order, self.data)
         augment = Augment(**training.augment.model_dump()) if any(training.augment.model_dump().values()) else None
-        settings = self.recipe.resolved(method, order, self.epochs, self.seed, self.limit)
-        settings["stream_sha256"] = stream.describe()["sha256"]
+        decided = self.recipe.resolved(method, order, self.epochs, self.seed, self.limit)
         about = {
             "recipe": self.root.name,
             "method": method,
@@ -101,7 +100,7 @@ class Plan:
             augment=augment,
             seed=training.seed,
             channels_last=training.memory_format == "channels_last",
-            settings=settings,
+            settings={**decided, "stream_sha256": stream.describe()["sha256"], **settings},
             about=about,
         )
 
@@ -119,7 +118,7 @@ class How:
 
 
 def choose_orders(recipe: Recipe, count: int | None, named: Sequence[str]) -> tuple[Order, ...]:
-    """The first `count` orders of the recipe, or those named, or all."""
+    """The first `count` orders of the recipe, or those named, or else the first one."""
     if named and count is not None:
         raise UsageError("give either --orders, how many, or --order, which")
     if named:
@@ -152,7 +151,7 @@ def run_plan(plan: Plan, how: How, watch: Watch) -> bool:
 def _one_by_one(plan: Plan, how: How, watch: Watch) -> bool:
     import torch
 
-    from rkr.display import TensorBoard, both
+    from rkr.display import Quiet, TensorBoard, both
     from rkr.engine import Run
     from rkr.engine.processes import make_fabric
 
@@ -160,16 +159,10 @@ def _one_by_one(plan: Plan, how: How, watch: Watch) -> bool:
         torch.set_num_threads(how.threads)
     fabric = make_fabric(how.accelerator, how.precision)
     for method, order in plan.jobs:
-        experiment = plan.experiment(method, order)
-        experiment.settings["precision"] = how.precision or "32-true"
-        experiment.settings["device"] = fabric.device.type
-        folder = plan.folder(method, order)
-        if how.tensorboard and fabric.is_global_zero:
-            with TensorBoard() as curves:
-                run = Run(experiment, folder, fabric, both(watch, curves), how.save_minutes)
-                done = run.execute()
-        else:
-            run = Run(experiment, folder, fabric, watch, how.save_minutes)
+        computed = {"precision": how.precision or PRECISIONS[0], "device": fabric.device.type}
+        experiment = plan.experiment(method, order, **computed)
+        with TensorBoard() if how.tensorboard and fabric.is_global_zero else Quiet() as curves:
+            run = Run(experiment, plan.folder(method, order), fabric, both(watch, curves), how.save_minutes)
             done = run.execute()
         if not done or (run.stop_wanted and (method, order) != plan.jobs[-1]):
             return False

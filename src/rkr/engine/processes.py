@@ -39,7 +39,9 @@ def make_fabric(accelerator: str = "auto", precision: str | None = None) -> Fabr
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep the memory of freed tensors for the next step: 10 to 20 % of a LeNet step on a CPU.
+    """Let the C library keep the memory of freed tensors for the next step.
+
+    A ReLU into a new 10 MB tensor took 6.8 ms without and 1.3 ms with it; whole LeNet steps gained 0 to 20 %.
 
     By default it returns every large block to the system, and each new one costs a page fault for every 4 kB. Only
     glibc has these settings (malloc.h); elsewhere nothing happens.

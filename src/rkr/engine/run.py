@@ -165,8 +165,8 @@ class Run:
             return True
         _be_deterministic()
         keep_freed_memory()
-        with self._seeded("learner"):
-            self._learner = e.method.build(self._network_maker(), e.head, **e.options)
+        self._seed("learner")
+        self._learner = e.method.build(self._network_maker(), e.head, **e.options)
         state = self._resume()
         self._began = self._last_save = time.monotonic()
         self._done_at_start = self._done()
@@ -194,17 +194,15 @@ class Run:
         phases = learner.phases()
         while at.phase < len(phases):
             phase = phases[at.phase]
-            with self._seeded("phase", at.number, at.phase):
-                learner.prepare(phase)
-            resumed = state is not None and state["optimizer"] is not None
-            if state is not None and resumed:
-                learner.load_state_dict(state["learner"])  # again, as `prepare` may write to it
+            self._seed("phase", at.number, at.phase)
+            learner.prepare(phase)
             self._optimizer = self._make_optimizer(phase)
-            if state is not None and resumed:
+            if state is not None and state["optimizer"] is not None:  # it was saved amid this phase
+                learner.load_state_dict(state["learner"])  # again, as `prepare` may write to it
                 _load_optimizer(self._optimizer, state["optimizer"])
                 _set_rng(state["rng"][self.fabric.global_rank % len(state["rng"])])
             state = None
-            batches = self._batches(phase)
+            batches = self._batches()
             while at.epoch < self._epochs(phase):
                 self._train_epoch(phase, batches, started)
             at.phase, at.epoch = at.phase + 1, 0
@@ -299,8 +297,8 @@ class Run:
         e, learner, at, began = self.experiment, self._learner, self._at, time.monotonic()
         task, tasks = learner.task, len(e.stream.tasks)
         learner.eval()
-        with self._seeded("end", at.number):  # the same in every process
-            learner.end(self._images_in_order())
+        self._seed("end", at.number)  # the same in every process
+        learner.end(self._images_in_order())
         row = self._evaluator.row(learner, at.number + 1)
         last = at.number + 1 == tasks
         agnostic = None
@@ -350,8 +348,8 @@ class Run:
     def _begin(self, number: int) -> None:
         training = self.experiment.stream.tasks[number].training
         start = sum(task.classes for task in self._learner.seen)
-        with self._seeded("task", number):
-            self._learner.begin(SeenTask(number, training.name, training.class_names, start))
+        self._seed("task", number)
+        self._learner.begin(SeenTask(number, training.name, training.class_names, start))
 
     def _save(self, task_seconds: float) -> None:
         sums, rng = gather(self.fabric, self._sums), gather(self.fabric, _get_rng())
@@ -433,7 +431,7 @@ class Run:
         passed = sum(epoch >= milestone for milestone in s.milestones)
         return (s.lr if phase.lr is None else phase.lr) * s.gamma**passed
 
-    def _batches(self, phase: Phase) -> Batches:
+    def _batches(self) -> Batches:
         """The training images that the learner wants, labels counted over all tasks."""
         e, learner = self.experiment, self._learner
         trainings = [task.training.train for task in e.stream.tasks[: self._at.number + 1]]
@@ -442,45 +440,28 @@ class Run:
             rows = torch.arange(len(trainings[number])) if index is None else index.cpu()
             parts.append(trainings[number].take(rows, trainings[number].y[rows] + learner.seen[number].start))
         seed = derived(e.seed, "batches", self._at.number, self._at.phase)
-        return self._read(joined(parts), e.schedule.batch, seed, e.augment)
+        return self._read(joined(parts), seed, e.augment, rank=self.fabric.global_rank, world=self.fabric.world_size)
 
     def _images_in_order(self) -> ReadImages:
         """All images in every process, not a share: what learners keep of them must be the same everywhere."""
-        part, stream = self.experiment.stream.tasks[self._at.number].training.train, self.experiment.stream
-        batches = Batches(
-            part.take(torch.arange(len(part)), part.y + self._learner.task.start),
-            self.experiment.schedule.batch,
-            mean=stream.mean,
-            std=stream.std,
-            device=self.fabric.device,
-            workers=self._decode_workers,
-        )
+        part = self.experiment.stream.tasks[self._at.number].training.train
+        batches = self._read(part.take(torch.arange(len(part)), part.y + self._learner.task.start))
         return lambda: batches.iter_from(0)
 
-    def _read(self, images: AnyImages, batch: int, seed: int, augment: Augment | None) -> Batches:
-        stream, fabric = self.experiment.stream, self.fabric
-        return Batches(
-            images,
-            batch,
-            seed,
-            augment,
-            mean=stream.mean,
-            std=stream.std,
-            device=fabric.device,
-            rank=fabric.global_rank,
-            world=fabric.world_size,
-            workers=self._decode_workers,
-        )
+    def _read(
+        self, images: AnyImages, seed: int | None = None, augment: Augment | None = None, **share: int
+    ) -> Batches:
+        stream, batch, workers = self.experiment.stream, self.experiment.schedule.batch, self._decode_workers
+        place = {"device": self.fabric.device, "workers": workers, **share}
+        return Batches(images, batch, seed, augment, mean=stream.mean, std=stream.std, **place)
 
     def _done(self, of_task: float = 0.0) -> float:
         """Share of the run that is done, in training epochs."""
         return (self._at.number + of_task) / len(self.experiment.stream.tasks)
 
-    @contextmanager
-    def _seeded(self, *words: str | int) -> Iterator[None]:
-        """Draw from a seed of one purpose; what comes after draws on from there, as a resumed run does too."""
+    def _seed(self, *words: str | int) -> None:
+        """Draw from a seed of one purpose from here on."""
         torch.manual_seed(derived(self.experiment.seed, *words))
-        yield
 
     def _agreed(self, stop: bool, save: bool) -> tuple[bool, bool]:
         """What the first process wants, for all of them."""
