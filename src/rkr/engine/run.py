@@ -449,11 +449,26 @@ class Run:
         return lambda: batches.iter_from(0)
 
     def _read(
-        self, images: AnyImages, seed: int | None = None, augment: Augment | None = None, **share: int
+        self,
+        images: AnyImages,
+        seed: int | None = None,
+        augment: Augment | None = None,
+        rank: int = 0,
+        world: int = 1,
     ) -> Batches:
-        stream, batch, workers = self.experiment.stream, self.experiment.schedule.batch, self._decode_workers
-        place = {"device": self.fabric.device, "workers": workers, **share}
-        return Batches(images, batch, seed, augment, mean=stream.mean, std=stream.std, **place)
+        stream, batch, device = self.experiment.stream, self.experiment.schedule.batch, self.fabric.device
+        return Batches(
+            images,
+            batch,
+            seed,
+            augment,
+            mean=stream.mean,
+            std=stream.std,
+            device=device,
+            rank=rank,
+            world=world,
+            workers=self._decode_workers,
+        )
 
     def _done(self, of_task: float = 0.0) -> float:
         """Share of the run that is done, in training epochs."""
