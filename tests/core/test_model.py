@@ -1075,6 +1075,29 @@ def test_fresh_after_a_task_is_replaced_by_its_namesake() -> None:
     assert torch.equal(answer(model.eval(), x), truth(model, x))
 
 
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_fused_optimisers_do_not_leave_merged_weights_behind(optimizer: Callable[..., torch.optim.Optimizer]) -> None:
+    """Fused steps write to parameters without counting it, which a cache must notice all the same."""
+    torch.manual_seed(0)
+    model = rkr.rectify(Mlp(), head="fc")
+    x, y = torch.randn(16, 6), torch.randint(3, (16,))
+    for name in ("a", "b"):
+        model.add_task(name, classes=3)
+        fused = optimizer(model.task_parameters(), lr=0.05, fused=True)
+        for _ in range(3):
+            F.cross_entropy(model(x), y).backward()
+            model.eval()
+            with torch.no_grad():
+                before = model(x)  # merges, and keeps what it merged
+                fused.step()
+                after = model(x)
+            fused.zero_grad()
+            model.train()
+            with torch.no_grad():
+                assert not torch.equal(after, before)
+                assert torch.equal(after, copy.deepcopy(model).eval()(x))  # which merges anew
+
+
 def test_inference_mode_and_no_grad_share_a_cache() -> None:
     model = trained(ConvNet(), "ab")
     x = inputs(model.network)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from rkr.errors import UsageError
 
@@ -219,6 +221,18 @@ def _size(entry: tuple[Any, Tensor, Tensor | None]) -> int:
 def version_key(*tensors: Tensor | None) -> tuple[Any, ...]:
     """Changes whenever one of the tensors is replaced or written to."""
     return tuple(None if t is None else (t.data_ptr(), 0 if t.is_inference() else t._version, t.dtype) for t in tensors)
+
+
+def _count_fused_steps(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Torch's fused optimisers write to parameters without counting it: merged weights would seem to be up to date."""
+    for group in optimizer.param_groups:
+        if group.get("fused"):
+            for p in group["params"]:
+                if p.grad is not None and not p.is_inference():
+                    increment_version(p)
+
+
+register_optimizer_step_post_hook(_count_fused_steps)
 
 
 def clone_state(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
