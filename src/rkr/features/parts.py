@@ -1,0 +1,162 @@
+"""What is finished of a file of features: the folder `<file>.part`.
+
+lock               held while a process works
+settings.json      what the work depends on: written first
+*.safetensors      the features of a chunk of batches
+done.json          the hash of the whole file, and the settings: written before the file takes its place
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+from torch import Tensor
+
+from rkr.core.files import FORMAT_VERSION, TEMPORARY, check_tensors, decode, encode, write_atomic
+from rkr.errors import FileError, UsageError
+
+KIND = "rkr-features"
+
+
+class Parts:
+    """The only writer of a file of features and of its folder."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.path = out.with_name(f"{out.name}.part")
+        self._lock = self.path / "lock"
+        self._settings = self.path / "settings.json"
+        self._done = self.path / "done.json"
+        self._whole = self.path / "whole.mat"
+        self._current: Mapping[str, Any] = {}  # settings
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder; another process is refused. At the end the folder is gone unless it holds some work."""
+        try:
+            self.path.mkdir(exist_ok=True)
+        except OSError as error:
+            raise FileError(f"{self.path}: cannot be made: {error.strerror or error}") from error
+        lock = FileLock(self._lock, timeout=0)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise UsageError(
+                f"{self.out}: another process is writing it: wait for that one, or stop it first"
+            ) from None
+        except OSError as error:
+            raise FileError(f"{self.path}: cannot be locked: {error.strerror or error}") from error
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                if os.listdir(self.path) == [self._lock.name]:
+                    self._lock.unlink()
+                    self.path.rmdir()
+            lock.release()
+
+    def begin(self, settings: Mapping[str, Any]) -> None:
+        """Write what the work depends on, or check that the folder's depends on the same."""
+        for left in self.path.glob(f"{TEMPORARY}*.tmp"):  # of a process that was killed
+            left.unlink(missing_ok=True)
+        self._current = settings
+        if not self._settings.exists():
+            if any(self.path.glob("*.safetensors")):
+                raise FileError(f"{self._settings}: is missing, so nobody knows what is there: remove {self.path}")
+            write_atomic(self._settings, (json.dumps(settings, indent=1) + "\n").encode())
+            return
+        there, now = _read(self._settings), _plain(settings)
+        for key in (*now, *there):
+            if there.get(key) != now.get(key):
+                raise UsageError(
+                    f"{self.path} holds unfinished work with other settings "
+                    f"({key}: {_short(there.get(key))} there, {_short(now.get(key))} now): "
+                    "repeat the command that began it, or remove the folder"
+                )
+
+    def led_to_file(self, settings: Mapping[str, Any]) -> bool:
+        """Whether the file that is there came out of this folder, and a kill left only the folder to be removed."""
+        return self._done.exists() and _read(self._done) == _done(_bytes(self.out), settings)
+
+    def has(self, name: str) -> bool:
+        """Whether a chunk is finished."""
+        return self._chunk(name).exists()
+
+    def save(self, name: str, features: Tensor) -> None:
+        """Keep a chunk: float32 (n, D)."""
+        write_atomic(self._chunk(name), encode({"features": features}, {"format": KIND, "version": FORMAT_VERSION}))
+
+    def load(self, name: str, images: int, width: int) -> Tensor:
+        """A chunk, every byte checked."""
+        path = self._chunk(name)
+        try:
+            _, tensors = decode(path, KIND)
+            check_tensors(path, tensors, {"features": ((images, width), torch.float32)})
+        except FileError as error:
+            raise FileError(f"{error}; remove that file and repeat the command") from error
+        return tensors["features"]
+
+    def publish(self, data: bytes) -> None:
+        """Put the whole file in its place, at once. It is written in the folder, where a kill leaves no litter."""
+        write_atomic(self._whole, data)
+        write_atomic(self._done, json.dumps(_done(data, self._current)).encode())
+        try:
+            os.replace(self._whole, self.out)
+            folder = os.open(self.out.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as error:
+            raise FileError(f"{self.out}: cannot be written: {error.strerror or error}") from error
+
+    def clear(self) -> None:
+        """Remove what was finished, and last that it was: after a kill in between it is known."""
+        try:
+            for path in (*self.path.glob("*.safetensors"), self._whole, self._settings, self._done):
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise FileError(f"{self.path}: cannot be removed: {error.strerror or error}; remove it") from error
+
+    def _chunk(self, name: str) -> Path:
+        return self.path / f"{name}.safetensors"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(_bytes(path))
+        if not isinstance(found, dict):
+            raise ValueError("not an object")
+    except ValueError as error:
+        raise FileError(f"{path}: damaged ({error}): remove {path.parent}") from error
+    return found
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _done(data: bytes, settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {"sha256": hashlib.sha256(data).hexdigest(), "settings": _plain(settings)}
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as they are when read from a file: tuples become lists."""
+    return dict(json.loads(json.dumps(settings)))
+
+
+def _short(value: Any) -> str:
+    """A setting in a message; of a hash the beginning is enough."""
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:12]}..."
