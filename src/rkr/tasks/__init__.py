@@ -5,6 +5,7 @@ from rkr.tasks.batches import Batches
 from rkr.tasks.sources import SOURCES, load_source
 from rkr.tasks.streams import APD_ORDERS, mnist_then, split, split_cifar
 from rkr.tasks.task import ImageFiles, Images, Source, Stream, Task, Training
+from rkr.tasks.xlsa17 import ZeroShotSource, load_xlsa17, validation_source, zero_shot_stream
 
 __all__ = [
     "APD_ORDERS",
@@ -17,8 +18,12 @@ __all__ = [
     "Stream",
     "Task",
     "Training",
+    "ZeroShotSource",
     "load_source",
+    "load_xlsa17",
     "mnist_then",
     "split",
     "split_cifar",
+    "validation_source",
+    "zero_shot_stream",
 ]

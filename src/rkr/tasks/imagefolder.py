@@ -13,7 +13,7 @@ from rkr.errors import FileError, UsageError
 from rkr.tasks.cut import balanced_cut
 from rkr.tasks.decode import decode_centre
 from rkr.tasks.download import Data, find, folders
-from rkr.tasks.task import AnyImages, ImageFiles, Images, Source
+from rkr.tasks.task import ImageFiles, Images, Samples, Source
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, which everyone uses for photographs
@@ -50,8 +50,8 @@ def load_folder(
         raise UsageError("folder needs the folder: data=...")
     root = Path(data).expanduser()
     testing = next((root / part for part in ("test", "val") if (root / part).is_dir()), None)
-    train_part: AnyImages
-    test_part: AnyImages
+    train_part: Samples
+    test_part: Samples
     if (root / "train").is_dir() and testing is not None:
         class_names = classes_in(root / "train")
         train_part = list_images(root / "train", class_names, size)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from rkr.errors import UsageError
 from rkr.tasks.cut import balanced_cut, generator, shuffled_class
-from rkr.tasks.task import AnyImages, Images, Source, Stream, Task, Training
+from rkr.tasks.task import Images, Samples, Source, Stream, Task, Training
 
 Order = int | str | Sequence[int | str]
 
@@ -90,12 +90,14 @@ def mnist_then(
 
 def like(source: Source, other: Source) -> Source:
     """A source with images in the shape of another's: black padding around them, one channel repeated to several."""
+    if len(source.train.shape) != 3 or len(other.train.shape) != 3:
+        raise UsageError(f"{source.name} and {other.name} must be images to be padded")
     channels, height, width = other.train.shape
     c, h, w = source.train.shape
     if h > height or w > width or c not in (1, channels) or (height - h) % 2 or (width - w) % 2:
         raise UsageError(f"{source.name}: images of {source.train.shape} cannot be padded to {other.train.shape}")
 
-    def made(part: AnyImages) -> Images:
+    def made(part: Samples) -> Images:
         if not isinstance(part, Images):
             raise UsageError(f"{source.name}: image files cannot be padded")
         y, x = (height - h) // 2, (width - w) // 2
@@ -199,7 +201,7 @@ def _task(source: Source, name: str, group: tuple[int, ...], validation: float, 
     return Task(training, _relabelled(source.test, of_group, group))
 
 
-def _relabelled(images: AnyImages, where: torch.Tensor, group: tuple[int, ...]) -> AnyImages:
+def _relabelled(images: Samples, where: torch.Tensor, group: tuple[int, ...]) -> Samples:
     """Copies of some images with labels within the task."""
     table = torch.full((int(images.y.max()) + 1,), -1)
     table[torch.tensor(group)] = torch.arange(len(group))

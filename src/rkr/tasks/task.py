@@ -1,6 +1,6 @@
-"""What is learned: images with labels, tasks, and streams of tasks.
+"""What is learned: images or features with labels, tasks, and streams of tasks.
 
-The learner of a task receives its `Training` part and nothing else; the test images hang on the `Task`, which only the
+The learner of a task receives its `Training` part and nothing else; the test samples hang on the `Task`, which only the
 evaluator holds. A part of a task never shares memory with another part.
 """
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rkr.errors import UsageError
+from rkr.measures import harmonic_mean, unseen_and_seen
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,20 +96,52 @@ class ImageFiles:
         return h.hexdigest()
 
 
-AnyImages = Images | ImageFiles
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Vectors that another network made of images, as zero-shot learning starts from; used as they are."""
+
+    x: Tensor  # float32 (N, D)
+    y: Tensor  # int64 (N,)
+
+    def __post_init__(self) -> None:
+        if self.x.dtype != torch.float32 or self.x.dim() != 2:
+            raise UsageError(f"features must be float32 (N, D), not {self.x.dtype} {tuple(self.x.shape)}")
+        _check_labels(self.y, len(self.x))
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @property
+    def shape(self) -> tuple[int]:
+        """How many numbers a vector has."""
+        return (self.x.shape[1],)
+
+    def take(self, index: Tensor, labels: Tensor | None = None) -> Features:
+        """A copy of some vectors, with labels of their own if given."""
+        return Features(self.x[index], self.y[index] if labels is None else labels)
+
+    def digest(self) -> str:
+        """SHA-256 of all values and labels."""
+        h = hashlib.sha256(f"features {tuple(self.x.shape)}".encode())
+        h.update(_raw(self.x))
+        h.update(_raw(self.y))
+        return h.hexdigest()
 
 
-def joined(parts: Sequence[AnyImages]) -> AnyImages:
+Samples = Images | ImageFiles | Features
+
+
+def joined(parts: Sequence[Samples]) -> Samples:
     """Several parts as one, in order."""
     if len(parts) == 1:
         return parts[0]
     y = torch.cat([part.y for part in parts])
-    in_memory = [part for part in parts if isinstance(part, Images)]
-    if len(in_memory) == len(parts):
-        return Images(torch.cat([part.x for part in in_memory]), y)
+    for kind in (Images, Features):
+        if all(isinstance(part, kind) for part in parts):
+            return kind(torch.cat([part.x for part in parts if isinstance(part, kind)]), y)
     files = [part for part in parts if isinstance(part, ImageFiles)]
     if len(files) < len(parts) or len({(part.root, part.size) for part in files}) > 1:
-        raise UsageError("images of different kinds or folders cannot be joined")
+        raise UsageError("samples of different kinds or folders cannot be joined")
     return ImageFiles(files[0].root, np.concatenate([part.paths for part in files]), y, files[0].size)
 
 
@@ -117,16 +150,16 @@ def _raw(t: Tensor) -> Any:
     return t.contiguous().numpy()
 
 
-def _check_labels(y: Tensor, images: int) -> None:
-    if y.dtype != torch.int64 or y.shape != (images,):
-        raise UsageError(f"labels must be int64 ({images},), not {y.dtype} {tuple(y.shape)}")
-    if images and int(y.min()) < 0:
+def _check_labels(y: Tensor, samples: int) -> None:
+    if y.dtype != torch.int64 or y.shape != (samples,):
+        raise UsageError(f"labels must be int64 ({samples},), not {y.dtype} {tuple(y.shape)}")
+    if samples and int(y.min()) < 0:
         raise UsageError(f"labels must be 0, 1, ..., not {int(y.min())}")
 
 
-def _check_classes(what: str, images: AnyImages, classes: int) -> None:
-    if len(images) and int(images.y.max()) >= classes:
-        raise UsageError(f"{what} has the label {int(images.y.max())}, but there are only {classes} classes")
+def _check_classes(what: str, samples: Samples, classes: int) -> None:
+    if len(samples) and int(samples.y.max()) >= classes:
+        raise UsageError(f"{what} has the label {int(samples.y.max())}, but there are only {classes} classes")
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,8 +168,8 @@ class Source:
 
     name: str
     class_names: tuple[str, ...]
-    train: AnyImages
-    test: AnyImages
+    train: Samples
+    test: Samples
     mean: tuple[float, ...]  # of each channel, pixels in 0..1
     std: tuple[float, ...]
 
@@ -150,27 +183,40 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """All of a task that its learner ever sees."""
+    """All of a task that its learner ever sees.
+
+    In zero-shot learning some classes are `unseen`: they come in tests, but there is no training sample of them. What
+    is known of them are `attributes`, which all classes have.
+    """
 
     name: str
     class_names: tuple[str, ...]
-    train: AnyImages
-    validation: AnyImages | None = None
+    train: Samples
+    validation: Samples | None = None
+    attributes: Tensor | None = None  # float32 (C, A), a row for each class
+    unseen: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for what, part in (("train", self.train), ("validation", self.validation)):
             if part is not None:
                 _check_classes(f"task {self.name!r}: the {what} part", part, len(self.class_names))
         if not len(self.train):
-            raise UsageError(f"task {self.name!r} has no training images")
+            raise UsageError(f"task {self.name!r} has no training samples")
+        if self.unseen and self.attributes is None:
+            raise UsageError(f"task {self.name!r} has unseen classes, but no attributes to know them by")
+        shape = None if self.attributes is None else tuple(self.attributes.shape)
+        if shape is not None and (len(shape) != 2 or shape[0] != len(self.class_names)):
+            raise UsageError(f"task {self.name!r}: attributes of {len(self.class_names)} classes cannot be {shape}")
+        if set(self.unseen) & set(self.train.y.tolist()):
+            raise UsageError(f"task {self.name!r} has training samples of classes that are unseen")
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """One task: what its learner sees, and the test images, which only the evaluator sees."""
+    """One task: what its learner sees, and the test samples, which only the evaluator sees."""
 
     training: Training
-    test: AnyImages
+    test: Samples
 
     def __post_init__(self) -> None:
         _check_classes(f"task {self.name!r}: the test part", self.test, len(self.training.class_names))
@@ -179,18 +225,42 @@ class Task:
     def name(self) -> str:
         return self.training.name
 
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """What a test of this task yields, the figure that counts first."""
+        return ZERO_SHOT if self.training.unseen else CLASSIFICATION
+
+    def measure(self, ranked: Tensor) -> tuple[float, ...]:
+        """The figures of a test, in the order of `measures`, from the 5 most likely classes (N, 5) of every sample.
+
+        For zero-shot tasks these are H, U and S: see `rkr.measures`.
+        """
+        if not self.training.unseen:
+            right = ranked == self.test.y[:, None]
+            return (_share(right[:, 0]), _share(right.any(1)))
+        u, s = unseen_and_seen(ranked[:, 0], self.test.y, len(self.training.class_names), self.training.unseen)
+        return (harmonic_mean(u, s), u, s)
+
+
+CLASSIFICATION = ("accuracy", "top5")
+ZERO_SHOT = ("H", "U", "S")
+
+
+def _share(right: Tensor) -> float:
+    return int(right.sum()) / len(right)
+
 
 @dataclass(frozen=True, eq=False)
 class Stream:
     """Tasks in the order in which they are learned.
 
-    Images of all tasks have one shape and are normalised alike, so that a sample can be handed to any task when the
+    Samples of all tasks have one shape, and images are normalised alike, so that one can be handed to any task when the
     task must be inferred.
     """
 
     name: str
     tasks: tuple[Task, ...]
-    mean: tuple[float, ...]
+    mean: tuple[float, ...]  # of each channel; () for features
     std: tuple[float, ...]
     order: tuple[tuple[int, ...], ...]  # for each task, the numbers that its classes have in their source
 
@@ -207,18 +277,25 @@ class Stream:
             for part in (task.training.train, task.training.validation, task.test):
                 if part is not None and part.shape != self.input_shape:
                     raise UsageError(
-                        f"stream {self.name!r}: images of task {task.name!r} are {part.shape}, "
+                        f"stream {self.name!r}: samples of task {task.name!r} are {part.shape}, "
                         f"those of the first task {self.input_shape}"
                     )
+        if len({task.measures for task in self.tasks}) > 1:
+            raise UsageError(f"stream {self.name!r} has both tasks with unseen classes and tasks without")
         _check_normalisation(self.input_shape, self.mean, self.std)
 
     @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """The shape of one image."""
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
         return self.tasks[0].training.train.shape
 
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """What a test of a task yields, the figure that counts first."""
+        return self.tasks[0].measures
+
     def describe(self) -> dict[str, Any]:
-        """The stream as JSON; `sha256` changes with any image, label, class or order."""
+        """The stream as JSON; `sha256` changes with any sample, label, class, attribute or order."""
         return json.loads(self._description)
 
     @cached_property
@@ -227,14 +304,17 @@ class Stream:
         for task in self.tasks:
             parts = {"train": task.training.train, "validation": task.training.validation, "test": task.test}
             there = {what: part for what, part in parts.items() if part is not None}
-            tasks.append(
-                {
-                    "name": task.name,
-                    "class_names": task.training.class_names,
-                    "images": {what: len(part) for what, part in there.items()},
-                    "sha256": {what: part.digest() for what, part in there.items()},
-                }
-            )
+            described: dict[str, Any] = {
+                "name": task.name,
+                "class_names": task.training.class_names,
+                "images": {what: len(part) for what, part in there.items()},
+                "sha256": {what: part.digest() for what, part in there.items()},
+            }
+            if task.training.attributes is not None:
+                described["unseen"] = task.training.unseen
+                described["attributes"] = tuple(task.training.attributes.shape)
+                described["sha256"]["attributes"] = hashlib.sha256(_raw(task.training.attributes)).hexdigest()
+            tasks.append(described)
         whole = {
             "name": self.name,
             "input_shape": self.input_shape,
@@ -247,6 +327,9 @@ class Stream:
         return json.dumps(whole)
 
 
-def _check_normalisation(shape: tuple[int, int, int], mean: Sequence[float], std: Sequence[float]) -> None:
-    if len(mean) != shape[0] or len(std) != shape[0] or not all(value > 0 for value in std):
+def _check_normalisation(shape: tuple[int, ...], mean: Sequence[float], std: Sequence[float]) -> None:
+    if len(shape) == 1:  # features, which are used as they are
+        if mean or std:
+            raise UsageError(f"features are not normalised: mean and std must be (), not {mean} and {std}")
+    elif len(mean) != shape[0] or len(std) != shape[0] or not all(value > 0 for value in std):
         raise UsageError(f"images of {shape[0]} channels need as many means and positive stds, not {mean} and {std}")

@@ -1,0 +1,158 @@
+"""A zero-shot data set as its two files have it, read and checked: every fault is named with its file and variable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rkr.errors import FileError
+from rkr.tasks.mat import Variables, read_mat
+
+PARTS = {"trainval_loc": "training", "test_seen_loc": "seen", "test_unseen_loc": "unseen"}
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Published:
+    """What the files say; classes are numbered from 1, as there, and rows from 0."""
+
+    features: NDArray[np.float32]  # (N, D)
+    labels: Numbers  # (N,)
+    attributes: NDArray[np.float32]  # (classes, A); some classes may have no rows
+    names: tuple[str, ...]  # of the classes
+    trainval: Numbers
+    test_seen: Numbers
+    test_unseen: Numbers
+    validation_classes: Numbers | None
+
+
+def read_published(features: Path, splits: Path, embedding: str) -> Published:
+    """Read features and splits."""
+    wanted = [embedding, *PARTS, "train_loc", "val_loc", "allclasses_names"]
+    split = read_mat(splits, wanted)  # first, because it is small
+    names = split.texts.get("allclasses_names", ())
+    attributes = _attributes(split, embedding, names)
+    x, labels = _samples(read_mat(features, ["features", "labels"]))
+    _check_labels(features, labels, split, embedding)
+    trainval, test_seen, test_unseen = parts = [_rows(split, part, len(x)) for part in PARTS]
+    _check_parts(splits, parts, labels)
+    if len(names) != len(attributes):
+        names = tuple(f"class {number}" for number in range(1, len(attributes) + 1))
+    held_out = _validation_classes(split, labels, trainval)
+    return Published(x, labels, attributes, names, trainval, test_seen, test_unseen, held_out)
+
+
+def _attributes(splits: Variables, embedding: str, names: tuple[str, ...]) -> NDArray[np.float32]:
+    """(C, A), a row for each published class."""
+    att = splits.matrix(embedding)
+    if len(names) == att.shape[0] != att.shape[1]:
+        raise FileError(
+            f"{splits.path}: {embedding!r} must be attributes x classes; it is {_size(att)}, but allclasses_names has "
+            f"{len(names)} classes: it looks transposed"
+        )
+    return _finite(splits.path, embedding, att)
+
+
+def _samples(content: Variables) -> tuple[NDArray[np.float32], Numbers]:
+    """(N, D) and (N,), the published class of every row."""
+    x = content.matrix("features")
+    labels = _whole(content, "labels")
+    if x.shape[1] != len(labels):
+        hint = ": it looks transposed" if x.shape[0] == len(labels) else ""
+        raise FileError(
+            f"{content.path}: 'features' must be dimensions x samples; it is {_size(x)}, but 'labels' has "
+            f"{len(labels)} samples{hint}"
+        )
+    if len(labels) and labels.min() < 1:
+        raise FileError(f"{content.path}: 'labels' must be classes 1, 2, ..., but has {labels.min()}")
+    return _finite(content.path, "features", x), labels
+
+
+def _check_labels(path: Path, labels: Numbers, splits: Variables, embedding: str) -> None:
+    rows, columns = splits.matrix(embedding).shape
+    top = int(labels.max(initial=0))
+    if top > columns:
+        hint = "; it looks transposed" if rows >= top else ""
+        raise FileError(
+            f"{path}: 'labels' has class {top}, but {embedding!r} of {splits.path} describes only {columns}: it must "
+            f"be attributes x classes and is {rows} x {columns}{hint}"
+        )
+
+
+def _rows(splits: Variables, name: str, samples: int) -> Numbers:
+    """Row numbers, from 0."""
+    rows = _whole(splits, name)
+    outside = rows[(rows < 1) | (rows > samples)]
+    if len(outside):
+        raise FileError(f"{splits.path}: {name!r} must have rows from 1 to {samples}, but has {outside[0]}")
+    return rows - 1
+
+
+def _check_parts(path: Path, parts: list[Numbers], labels: Numbers) -> None:
+    taken: dict[str, Numbers] = {}
+    for name, rows in zip(PARTS, parts, strict=True):
+        if not len(rows):
+            raise FileError(f"{path}: {name!r} has no rows: an empty {PARTS[name]} set")
+        unique, counts = np.unique(rows, return_counts=True)
+        if len(unique) < len(rows):
+            raise FileError(f"{path}: {name!r} has row {unique[counts > 1][0] + 1} more than once")
+        for other, others in taken.items():
+            both = np.intersect1d(unique, others)
+            if len(both):
+                raise FileError(f"{path}: row {both[0] + 1} is both in {other!r} and in {name!r}")
+        taken[name] = unique
+    seen, tested, unseen = (np.unique(labels[rows]) for rows in parts)
+    both = np.intersect1d(seen, unseen)
+    if len(both):
+        raise FileError(f"{path}: class {both[0]} is both seen ('trainval_loc') and unseen ('test_unseen_loc')")
+    untrained = np.setdiff1d(tested, seen)
+    if len(untrained):
+        raise FileError(f"{path}: class {untrained[0]} of 'test_seen_loc' has no training rows in 'trainval_loc'")
+
+
+def _validation_classes(splits: Variables, labels: Numbers, trainval: Numbers) -> Numbers | None:
+    """The classes of val_loc. Its rows, and those of train_loc, are partly test rows: they are not used."""
+    if not {"train_loc", "val_loc"} <= set(splits.names):
+        return None
+    train, held_out = (np.unique(labels[_rows(splits, name, len(labels))]) for name in ("train_loc", "val_loc"))
+    both = np.intersect1d(train, held_out)
+    if len(both):
+        raise FileError(f"{splits.path}: class {both[0]} is both in 'train_loc' and in 'val_loc'")
+    seen = np.unique(labels[trainval])
+    untrained = np.setdiff1d(held_out, seen)
+    if len(untrained):
+        raise FileError(f"{splits.path}: class {untrained[0]} of 'val_loc' has no training rows in 'trainval_loc'")
+    if not 0 < len(held_out) < len(seen):
+        raise FileError(f"{splits.path}: 'val_loc' has {len(held_out)} of {len(seen)} seen classes: some, but not all")
+    return held_out
+
+
+def _whole(content: Variables, name: str) -> Numbers:
+    """A vector of whole numbers."""
+    array = content.matrix(name)
+    if array.size and 1 not in array.shape:
+        raise FileError(f"{content.path}: {name!r} must be one column, but is {_size(array)}")
+    values = array.ravel()
+    if values.dtype.kind == "f" and not bool(np.all((np.floor(values) == values) & (np.abs(values) < 2**53))):
+        raise FileError(f"{content.path}: {name!r} must be whole numbers")
+    return values.astype(np.int64)
+
+
+def _finite(path: Path, name: str, array: NDArray[Any]) -> NDArray[np.float32]:
+    """A published matrix as float32, with a row for each of its columns; copied only if it must be."""
+    if not array.size:
+        raise FileError(f"{path}: {name!r} is empty: {_size(array)}")
+    with np.errstate(over="ignore"):
+        made = np.require(array.T, np.float32, ["C", "W"])
+    if not np.isfinite(made).all():
+        raise FileError(f"{path}: {name!r} has values that are NaN, infinite or too large for float32")
+    return made
+
+
+def _size(array: NDArray[Any]) -> str:
+    return " x ".join(map(str, array.shape))
