@@ -20,7 +20,7 @@ from rkr.engine import Experiment, Run
 from rkr.engine.events import Event
 from rkr.engine.processes import make_fabric
 from rkr.learners import METHODS, Method
-from rkr.learners.learner import OneNetwork, Outcome, Phase, ReadImages, SeenTask
+from rkr.learners.learner import OneNetwork, Outcome, Phase, ReadSamples, SeenTask
 from rkr.tasks import Augment, Images, Stream, Task, Training
 
 FOREVER = 1e9  # minutes between two saves
@@ -38,6 +38,10 @@ class Plan:
     weight_decay: float = 5e-4
     milestones: Sequence[int] = (1,)
     gamma: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    amsgrad: bool = False
+    sampling: str = "passes"
 
 
 class Net(nn.Module):
@@ -125,8 +129,8 @@ class TwoPhases(OneNetwork):
         if self.steps % 2:
             self.anchor *= 0.9
 
-    def end(self, images: ReadImages) -> None:
-        count = sum(len(y) for _, y in images())
+    def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
+        count = sum(len(y) for _, y in train())
         self.get_buffer(f"memory{self.task.number}").copy_(torch.randperm(count)[:4])
 
 

@@ -19,7 +19,7 @@ from rkr.engine.processes import make_fabric
 from rkr.learners import Method
 from rkr.learners.finetune import Finetune
 from rkr.learners.joint import Joint
-from rkr.learners.learner import Learner, Outcome, ReadImages, SeenTask
+from rkr.learners.learner import Learner, Outcome, ReadSamples, SeenTask
 from rkr.tasks import Images, Stream, Task, Training
 
 
@@ -80,14 +80,14 @@ def test_accuracies(stream: Stream, logits: dict[tuple[int, int], Tensor]) -> No
             task_found = max(range(3), key=lambda n: max(shares[n]))
             both += task_found == of and ranks[0] == label
         count = len(task.test)
-        assert row.accuracy[of] == first / count
-        assert row.top5[of] == near / count
+        assert row.main[of] == first / count
+        assert row.measures["top5"][of] == near / count
         assert agnostic[of] == both / count
         parts = [hashlib.sha256(part.numpy().tobytes()).hexdigest() for part in logits[of, of].split(BATCH)]
         assert row.proof[task.name] == hashlib.sha256("".join(parts).encode()).hexdigest()
-    assert row.top5[1] == 1.0  # 3 classes
+    assert row.measures["top5"][1] == 1.0  # 3 classes
     fewer = evaluator.row(learner, 2)
-    assert (fewer.accuracy, fewer.tested) == (row.accuracy[:2], row.tested[:2])
+    assert (fewer.main, fewer.tested) == (row.main[:2], row.tested[:2])
 
 
 def test_the_proof_sees_the_last_bit(stream: Stream, logits: dict[tuple[int, int], Tensor]) -> None:
@@ -96,7 +96,7 @@ def test_the_proof_sees_the_last_bit(stream: Stream, logits: dict[tuple[int, int
     changed = logits[1, 1].clone()
     changed[-1, 0] = torch.nextafter(changed[-1, 0], torch.tensor(torch.inf))
     after = evaluator.row(Answers({**logits, (1, 1): changed}), 3)
-    assert before.accuracy == after.accuracy
+    assert before.main == after.main
     assert [before.proof[name] == after.proof[name] for name in ("t0", "t1", "t2")] == [True, False, True]
 
 
@@ -143,7 +143,7 @@ def test_unchanged_looks_at_the_first_answers(tmp_path: Path) -> None:
     """A learner that forgets the first task but not the ones after is found out after every task."""
 
     class Once(Forgetful):
-        def end(self, images: ReadImages) -> None:
+        def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
             if self.task.number:
                 self.requires_grad_(False)
 
@@ -180,7 +180,7 @@ class Recording(Finetune):
 
     def begin(self, task: SeenTask) -> None:
         super().begin(task)
-        assert set(vars(task)) == {"number", "name", "class_names", "start"}
+        assert set(vars(task)) == {"number", "name", "class_names", "start", "attributes", "unseen"}
         Recording.last = self
 
     def loss(self, x: Tensor, y: Tensor) -> Outcome:
@@ -188,11 +188,11 @@ class Recording(Finetune):
         self.labels.append(y.clone())
         return super().loss(x, y)
 
-    def end(self, images: ReadImages) -> None:
-        for x, y in images():
+    def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
+        for x, y in train():
             self.given.append(x.clone())
             self.labels.append(y.clone())
-        self.reachable = reachable_tensors(self, images)
+        self.reachable = reachable_tensors(self, train, validation)
 
 
 def reachable_tensors(*roots: object) -> list[Tensor]:
@@ -238,7 +238,7 @@ def test_learners_cannot_even_reach_test_images(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(Recording, "labels", [], raising=False)
     execute(tmp_path, make_experiment("rkr", method=Method(Recording, ""), stream=poisoned()))
     found = Recording.last.reachable
-    assert any(t.dtype == torch.uint8 and t.dim() == 4 for t in found)  # the training images, through `images`
+    assert any(t.dtype == torch.uint8 and t.dim() == 4 for t in found)  # the training images, through `train`
     assert not [t for t in found if t.dtype == torch.uint8 and t.dim() == 4 and bool((t == MARK).any())]
 
 

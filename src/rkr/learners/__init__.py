@@ -1,4 +1,7 @@
-"""How tasks are learned: one file a method. A new method is a file with a `Learner`, and a line in `METHODS`."""
+"""How tasks are learned: one file a method. A new method is a file with a `Learner`, and a line in `METHODS`.
+
+Zero-shot tasks have methods of their own, in `rkr.learners.zeroshot`.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,9 @@ from rkr.learners.joint import Joint
 from rkr.learners.learner import Learner, MakeNetwork
 from rkr.learners.rkr import Rkr
 from rkr.learners.separate import Separate
+from rkr.learners.zeroshot import Base, Lzsl, Original, Penalty, Ridge, ZeroShot, ZeroShotRkr
 
-__all__ = ["METHODS", "Learner", "MakeNetwork", "Method"]
+__all__ = ["METHODS", "ZERO_SHOT_METHODS", "Learner", "MakeNetwork", "Method"]
 
 
 @dataclass(frozen=True)
@@ -64,4 +68,25 @@ METHODS: dict[str, Method] = {
     "separate": Method(Separate, 'one network for each task (the paper\'s "Original")'),
     "joint": Method(Joint, "one network, trained on the images of all tasks so far"),
     "head-only": Method(HeadOnly, "the network of the first task, frozen, with a new head for each task"),
+}
+
+ZERO_SHOT_METHODS: dict[str, Method] = {
+    "rkr": Method(ZeroShotRkr, "rectification of rank 16 and scaling factors of the image encoder", {"rank": 16}),
+    "rectify-only": Method(ZeroShotRkr, "RKR without scaling factors", {"rank": 16, "scale_outputs": False}),
+    "scale-only": Method(ZeroShotRkr, "RKR without rectification", {"rank": 16, "rectify_weights": False}),
+    "rkr-k1": Method(ZeroShotRkr, "RKR of rank 1", {"rank": 1}),
+    "rkr-k4": Method(ZeroShotRkr, "RKR of rank 4", {"rank": 4}),
+    "rkr-k32": Method(ZeroShotRkr, "RKR of rank 32", {"rank": 32}),
+    "rkr-random": Method(
+        ZeroShotRkr,
+        "RKR whose tasks start at random instead of the previous task",
+        {"rank": 16, "init": "random"},
+    ),
+    "base": Method(Base, "a new network for every task, and only the last one is kept"),
+    "sft": Method(ZeroShot, "sequential fine-tuning of the network, nothing against forgetting"),
+    "l1": Method(Penalty, "fine-tuning with an L1 penalty on changes of the image encoder", {"norm": 1}),
+    "l2": Method(Penalty, "fine-tuning with an L2 penalty on changes of the image encoder", {"norm": 2}),
+    "lzsl": Method(Lzsl, "LZSL: selective retraining and distillation of the image encoder"),
+    "original": Method(Original, "one network for each task, all of which are kept"),
+    "ridge": Method(Ridge, "ridge regression from features to attributes, without a network"),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rkr.learners.learner import MakeNetwork, OneNetwork, ReadImages, SeenTask
+from rkr.learners.learner import MakeNetwork, OneNetwork, ReadSamples, SeenTask
 
 
 class HeadOnly(OneNetwork):
@@ -19,7 +19,7 @@ class HeadOnly(OneNetwork):
             self._freeze()
         super().begin(task)
 
-    def end(self, images: ReadImages) -> None:
+    def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
         self._freeze()
 
     def train(self, mode: bool = True) -> HeadOnly:

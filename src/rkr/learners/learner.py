@@ -3,8 +3,9 @@
     for each task:  begin(task)                       make room: a head, factors, a network, ...
                     for each phase:  prepare(phase)   most methods have one
                         groups()                      what to optimise
-                        for each batch:  loss(x, y), after_step()
-                    end(images)                       importance weights, memories, freezing, ...
+                        for each epoch:  begin_epoch(progress)
+                            for each batch:  loss(x, y), after_step()
+                    end(train, validation)            importance weights, memories, freezing, ...
     at any time:    predict(x, number)                logits over the classes of one task
 
 A learner is an `nn.Module`, so its state is its `state_dict`: parameters, and buffers for anything else that it
@@ -27,8 +28,8 @@ from rkr.core.cost import multiply_adds
 from rkr.core.files import write_atomic
 
 MakeNetwork = Callable[[], nn.Module]
-ReadImages = Callable[[], Iterator[tuple[Tensor, Tensor]]]
-"""A pass over the training images of the task, in order and without augmentation."""
+ReadSamples = Callable[[], Iterator[tuple[Tensor, Tensor]]]
+"""A pass over a part of the task's samples, in order and without augmentation."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class SeenTask:
     name: str
     class_names: tuple[str, ...]
     start: int
+    attributes: Tensor | None = None  # (C, A): what is known of the classes besides samples, in zero-shot learning
+    unseen: tuple[int, ...] = ()  # classes without training samples, counted within the task
 
     @property
     def classes(self) -> int:
@@ -64,6 +67,7 @@ class Phase:
     name: str = "train"
     epochs: int | None = None
     lr: float | None = None
+    same_optimizer: bool = False  # goes on with the optimiser of the phase before, which must train the same groups
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,9 @@ class Learner(nn.Module):
         """Optimiser groups of what the phase trains."""
         raise NotImplementedError
 
+    def begin_epoch(self, progress: float) -> None:
+        """An epoch begins, or goes on after an interruption; `progress` is the share of the phase before it, 0 to 1."""
+
     def loss(self, x: Tensor, y: Tensor) -> Outcome:
         """The loss of a batch; `y` counts classes over all tasks."""
         raise NotImplementedError
@@ -136,8 +143,8 @@ class Learner(nn.Module):
     def after_step(self) -> None:
         """The optimiser has moved."""
 
-    def end(self, images: ReadImages) -> None:
-        """The task is learned."""
+    def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
+        """The task is learned. `validation` is there if the recipe keeps some of the training samples apart."""
 
     def predict(self, x: Tensor, number: int) -> Tensor:
         """Logits over the classes of task `number` (0, 1, ...)."""
@@ -146,6 +153,10 @@ class Learner(nn.Module):
     def capacity(self) -> Capacity:
         """What it takes to keep what was learned."""
         raise NotImplementedError
+
+    def notes(self) -> dict[str, Any]:
+        """What else is worth recording of the task just learned, as JSON."""
+        return {}
 
     def export(self, folder: Any) -> None:
         """Write what was learned to a folder, for use outside of experiments."""

@@ -11,7 +11,7 @@ from rkr.learners.learner import (
     Learner,
     MakeNetwork,
     Outcome,
-    ReadImages,
+    ReadSamples,
     SeenTask,
     decay_groups,
     nbytes,
@@ -44,7 +44,7 @@ class Separate(Learner):
     def loss(self, x: Tensor, y: Tensor) -> Outcome:
         return self.classified(self.networks[-1](x), y)
 
-    def end(self, images: ReadImages) -> None:
+    def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
         self.networks[-1].requires_grad_(False)  # now: torch may choose other kernels by it, with other last bits
 
     def predict(self, x: Tensor, number: int) -> Tensor:

@@ -1,0 +1,206 @@
+"""What all methods of generalised zero-shot learning share: CADA-VAE on each task, then a classifier of its latents.
+
+A task is a data set with its own classes. Its autoencoder of attributes and its classifier belong to the task alone and
+never change afterwards; what tasks share, and later ones may spoil, is the encoder of images. Methods differ in what
+they do about that.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from rkr.errors import UsageError
+from rkr.learners.learner import Capacity, Learner, MakeNetwork, Outcome, ReadSamples, SeenTask, nbytes, plain_size
+from rkr.learners.zeroshot.classifier import ClassifierOptions, train_classifier
+from rkr.measures import harmonic_mean, unseen_and_seen
+
+Gaussian = tuple[Tensor, Tensor]
+
+
+class AttributeVae(Protocol):
+    """An autoencoder of attributes."""
+
+    encoder: nn.Module
+    decoder: nn.Module
+
+
+class AlignedVae(Protocol):
+    """The network that these methods train, such as `rkr.networks.CadaVae`."""
+
+    encoder: nn.Module  # of images: features (B, D) to mean and log-variance (B, latent)
+    decoder: nn.Module
+    latent: int
+
+    def attribute_vae(self, attributes: int) -> nn.Module:
+        """A new autoencoder of so many attributes."""
+
+    def sample(self, gaussian: Gaussian) -> Tensor:
+        """Latents drawn at random."""
+
+    def terms(self, visual: Gaussian, x: Tensor, attribute_vae: Any, a: Tensor) -> Any:
+        """Parts of the loss of images, encoded as `visual`, and the attributes of their classes, summed over them."""
+
+    def total(self, terms: Any, progress: float) -> Tensor:
+        """The loss, when a share `progress` of the epochs is over."""
+
+
+class ZeroShot(Learner):
+    """Sequential fine-tuning: every task goes on with the encoder of the one before, and nothing guards the old ones.
+
+    Other methods change what `begin` does with the network, add to the loss, or have encoders of their own.
+
+    Args:
+        make: Builds the network.
+        head: Not used: there is no classification layer in it.
+        classifier: Fields of `ClassifierOptions`.
+    """
+
+    def __init__(self, make: MakeNetwork, head: str = "", *, classifier: dict[str, Any] | None = None) -> None:
+        super().__init__(make, head)
+        self.classifier = ClassifierOptions.from_json(classifier or {})
+        self.network = make()
+        self._plain = plain_size(self.vae.encoder)
+        self.attribute_vaes = nn.ModuleList()
+        self.classifiers = nn.ModuleList()
+        self._progress = 0.0
+        self._notes: dict[str, Any] = {}
+
+    # -- what methods change ------------------------------------------------------------------------------
+
+    def encode(self, x: Tensor, number: int) -> Gaussian:
+        """Mean and log-variance of images, by the encoder that a test of task `number` uses."""
+        return self.vae.encoder(x)
+
+    def extra_loss(self, x: Tensor, visual: Gaussian) -> Tensor | None:
+        """What a method adds to the loss of a batch, on the scale of a sum over the batch."""
+        return None
+
+    @property
+    def encoders(self) -> float:
+        """How many encoders of images must be kept."""
+        return 1
+
+    # -- hooks --------------------------------------------------------------------------------------------
+
+    @property
+    def vae(self) -> AlignedVae:
+        """The network."""
+        return cast("AlignedVae", self.network)
+
+    def begin(self, task: SeenTask) -> None:
+        super().begin(task)
+        if task.attributes is None or not task.unseen:
+            raise UsageError(
+                f"task {task.name!r} has no unseen classes with attributes: this method is for zero-shot learning"
+            )
+        self.classifier.epochs_of(task.name)  # fails now rather than after hours of training
+        device = next(self.network.parameters()).device
+        self.attribute_vaes.append(self.vae.attribute_vae(task.attributes.shape[1]))
+        self.classifiers.append(nn.Linear(self.vae.latent, task.classes).to(device))
+        for done in (*self.attribute_vaes[:-1], *self.classifiers):
+            done.requires_grad_(False)
+
+    @property
+    def attribute_vae(self) -> AttributeVae:
+        """Of the task being learned."""
+        return cast("AttributeVae", self.attribute_vaes[-1])
+
+    def groups(self) -> list[dict[str, Any]]:
+        return [{"params": [*self.network.parameters(), *self.attribute_vaes[-1].parameters()]}]
+
+    def begin_epoch(self, progress: float) -> None:
+        self._progress = progress
+
+    def loss(self, x: Tensor, y: Tensor) -> Outcome:
+        """CADA-VAE's loss, which is a sum over the batch, divided by the batch: the engine's losses are means."""
+        assert self.task.attributes is not None
+        a = self.task.attributes[y - self.task.start]  # (B, A)
+        visual = self.encode(x, self.task.number)
+        total = self.vae.total(self.vae.terms(visual, x, self.attribute_vae, a), self._progress)
+        extra = self.extra_loss(x, visual)
+        return Outcome((total if extra is None else total + extra) / len(x), None)
+
+    def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
+        """Train the task's classifier on latents of all its classes."""
+        z, y = self._latents(train)
+        head = cast("nn.Linear", self.classifiers[-1])
+        epochs = self.classifier.epochs_of(self.task.name)
+        if epochs is not None:
+            train_classifier(head, z, y, self.classifier, epochs)
+            self._notes = {"classifier_epochs": epochs}
+            return
+        if validation is None:
+            raise UsageError(
+                f"task {self.task.name!r} has no validation samples on which to choose the epochs of its classifier: "
+                "set classifier.epochs"
+            )
+        self._notes = self._choose_epochs(head, z, y, validation)
+
+    def predict(self, x: Tensor, number: int) -> Tensor:
+        return self.classifiers[number](self.encode(x, number)[0])
+
+    def capacity(self) -> Capacity:
+        """Of the encoder of images, which is all that the paper counts; bytes are of classifiers too."""
+        n = self._plain.parameters
+        stored = round(self.encoders * nbytes(self.vae.encoder)) + nbytes(self.classifiers)
+        return Capacity(round(self.encoders * n), n, stored, self._plain.multiply_adds)
+
+    def notes(self) -> dict[str, Any]:
+        return self._notes
+
+    # -- pieces -------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _latents(self, train: ReadSamples) -> tuple[Tensor, Tensor]:
+        """Latents and labels for the classifier, the same number for each seen class and for each unseen one."""
+        task, options = self.task, self.classifier
+        assert task.attributes is not None
+        counts = torch.full((task.classes,), options.seen)
+        counts[list(task.unseen)] = options.unseen
+        if options.source == "images":
+            counts[[c for c in range(task.classes) if c not in task.unseen]] = 0
+        y = torch.arange(task.classes).repeat_interleave(counts).to(task.attributes.device)
+        mu, logvar = self.attribute_vae.encoder(task.attributes)  # (C, latent) each
+        z = self.vae.sample((mu[y], logvar[y]))
+        if options.source == "attributes":
+            return z, y
+        z_images, y_images = self._latents_of_images(train)
+        return torch.cat([z_images, z]), torch.cat([y_images, y])
+
+    def _latents_of_images(self, train: ReadSamples) -> tuple[Tensor, Tensor]:
+        """One latent for each of the first images of every seen class; those of a class with fewer are repeated."""
+        task, wanted = self.task, self.classifier.seen
+        found = [(self.encode(x, task.number), y - task.start) for x, y in train()]
+        mu, logvar = (torch.cat([gaussian[i] for gaussian, _ in found]) for i in range(2))
+        labels = torch.cat([y for _, y in found])
+        rows = []
+        for label in labels.unique().tolist():
+            own = (labels == label).nonzero()[:, 0]
+            rows.append(own.repeat(-(-wanted // len(own)))[:wanted])
+        index = torch.cat(rows)
+        return self.vae.sample((mu[index], logvar[index])), labels[index]
+
+    @torch.no_grad()
+    def _choose_epochs(self, head: nn.Linear, z: Tensor, y: Tensor, validation: ReadSamples) -> dict[str, Any]:
+        """Train for long, and keep the classifier of the epoch with the best H on validation samples."""
+        task = self.task
+        found = [(self.encode(x, task.number)[0], labels - task.start) for x, labels in validation()]
+        latents = torch.cat([mu for mu, _ in found])
+        labels = torch.cat([label for _, label in found]).cpu()
+        curve: list[float] = []
+        best = [head.weight.clone(), head.bias.clone()]
+
+        def test(epoch: int) -> None:
+            u, s = unseen_and_seen(head(latents).argmax(1).cpu(), labels, task.classes, task.unseen)
+            curve.append(harmonic_mean(u, s))
+            if curve[-1] > max(curve[:-1], default=-1.0):
+                best[:] = head.weight.clone(), head.bias.clone()
+
+        train_classifier(head, z, y, self.classifier, self.classifier.longest, test)
+        head.weight.copy_(best[0])
+        head.bias.copy_(best[1])
+        chosen = curve.index(max(curve)) + 1
+        return {"classifier_epochs": chosen, "validation_h": [round(h, 6) for h in curve]}

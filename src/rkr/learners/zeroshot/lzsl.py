@@ -1,0 +1,97 @@
+"""LZSL (Wei, Deng, Yang, IJCAI 2020): selective retraining and distillation, as its published code does them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from rkr.learners.learner import MakeNetwork, Phase, ReadSamples, SeenTask
+from rkr.learners.zeroshot.learner import Gaussian
+from rkr.learners.zeroshot.penalty import Guarded
+
+USED = 1e-4  # an input unit is in use if one of its weights is larger; the code does not take absolute values
+
+
+class Lzsl(Guarded):
+    """Two passes over every task but the first, in both of which the encoder imitates the previous task's.
+
+    In the first pass the encoder is frozen but for its last layer, log-variance. In the second all of it is trained,
+    except weights from input units that no later unit uses; a dense network has hardly any, so this pass is fine-tuning
+    with distillation. Both passes share one optimiser, and the loss warms up in each.
+
+    Args:
+        make: Builds the network.
+        head: Not used.
+        distillation: Weight of the L1 distance to the previous encoder's mean and log-variance, summed over the batch.
+        classifier: Fields of `ClassifierOptions`.
+    """
+
+    def __init__(
+        self,
+        make: MakeNetwork,
+        head: str = "",
+        *,
+        distillation: float = 1.0,
+        classifier: dict[str, object] | None = None,
+    ) -> None:
+        super().__init__(make, head, classifier=classifier)
+        self.distillation = distillation
+        self._hooks: list[RemovableHandle] = []
+        for i, weight in enumerate(self._weights()):
+            self.register_buffer(f"mask_{i}", torch.ones(weight.shape[1], device=weight.device))  # of input units
+
+    def begin(self, task: SeenTask) -> None:
+        super().begin(task)
+        self._release()
+
+    def phases(self) -> Sequence[Phase]:
+        if self.task.number == 0:
+            return (Phase(),)
+        return (Phase("last layer"), Phase("selective retraining", same_optimizer=True))
+
+    def prepare(self, phase: Phase) -> None:
+        encoder = self.vae.encoder
+        if phase.name == "last layer":
+            encoder.requires_grad_(False)
+            for p in list(encoder.parameters())[-2:]:
+                p.requires_grad_(True)
+        elif phase.name == "selective retraining":
+            encoder.requires_grad_(True)
+            for i, weight in enumerate(self._weights()):
+                mask = self._mask(i)
+                mask.copy_((weight > USED).any(0))
+                self._hooks.append(weight.register_hook(lambda grad, mask=mask: grad * mask))
+
+    def extra_loss(self, x: Tensor, visual: Gaussian) -> Tensor | None:
+        if self.previous is None or not self.distillation:
+            return None
+        with torch.no_grad():
+            wanted = self.previous(x)
+        far = [F.l1_loss(now, then, reduction="sum") for now, then in zip(visual, wanted, strict=True)]
+        return self.distillation * torch.stack(far).sum()
+
+    def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
+        self._release()
+        super().end(train, validation)
+
+    def notes(self) -> dict[str, Any]:
+        if self.previous is None:
+            return super().notes()
+        unused = [int((self._mask(i) == 0).sum()) for i, _ in enumerate(self._weights())]
+        return {**super().notes(), "unused_inputs": unused}
+
+    def _weights(self) -> list[Tensor]:
+        return [p for p in self.vae.encoder.parameters() if p.dim() == 2]
+
+    def _mask(self, i: int) -> Tensor:
+        return self.get_buffer(f"mask_{i}")
+
+    def _release(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
