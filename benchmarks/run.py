@@ -1,4 +1,5 @@
-"""`make bench`: all measurements, or the ones named (steps, serving, growth, memory, epochs, workers)."""
+"""`make bench`: all measurements, or the ones named (steps, serving, growth, memory, epochs, workers,
+zeroshot)."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ import memory
 import serving
 import steps
 import torch
+import zeroshot
 
 SECTIONS = {
     "steps": steps.run,
@@ -24,6 +26,7 @@ SECTIONS = {
     "memory": memory.run,
     "epochs": epochs.run,
     "workers": epochs.workers,
+    "zeroshot": zeroshot.run,
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import rkr
 from rkr import cli
-from rkr.learners import METHODS
+from rkr.learners import METHODS, ZERO_SHOT_METHODS
 from rkr.recipes.known import NETWORKS
 from rkr.recipes.load import recipe_names
 from rkr.tasks import SOURCES
@@ -36,16 +36,17 @@ def test_list_names_all(command: Command) -> None:
     code, out, err = command("list")
     assert (code, err) == (0, "")
     lines = [line.split() for line in out.splitlines()]
-    for name in (*recipe_names(), *METHODS, *NETWORKS, *SOURCES):
+    for name in (*recipe_names(), *METHODS, *ZERO_SHOT_METHODS, *NETWORKS, *SOURCES):
         assert any(words[:1] == [name] and len(words) > 1 for words in lines), name
-    assert [words[0] for words in lines if len(words) == 1] == ["recipes", "methods", "networks", "datasets"]
+    titles = [line for line in out.splitlines() if line and not line.startswith(" ")]
+    assert titles == ["recipes", "methods", "zero-shot methods", "networks", "datasets"]
 
 
 def test_list_for_machines(command: Command) -> None:
     code, out, _ = command("list", "--json")
     found = json.loads(out)
     assert code == 0
-    assert list(found) == ["recipes", "methods", "networks", "datasets"]
+    assert list(found) == ["recipes", "methods", "zero-shot methods", "networks", "datasets"]
     assert list(found["recipes"]) == recipe_names()
     assert list(found["methods"]) == list(METHODS)
     assert found["datasets"]["mnist"] == SOURCES["mnist"].description
@@ -57,7 +58,7 @@ def test_list_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     code, out, _ = run(capsys, monkeypatch, "list")
     assert code == 0
     assert "\x1b[" in out
-    assert all(name in out for name in (*recipe_names(), *METHODS, *NETWORKS, *SOURCES))
+    assert all(name in out for name in (*recipe_names(), *METHODS, *ZERO_SHOT_METHODS, *NETWORKS, *SOURCES))
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def _root(
 @app.command("list")
 def list_(json_: Json = False) -> None:
     """Recipes, methods, networks and data sets, one line each."""
-    from rkr.learners import METHODS
+    from rkr.learners import METHODS, ZERO_SHOT_METHODS
     from rkr.recipes import list_recipes
     from rkr.recipes.known import NETWORKS
     from rkr.tasks import SOURCES
@@ -71,6 +71,7 @@ def list_(json_: Json = False) -> None:
     found = {
         "recipes": {recipe.name: recipe.title for recipe in list_recipes()},
         "methods": {name: method.description for name, method in METHODS.items()},
+        "zero-shot methods": {name: method.description for name, method in ZERO_SHOT_METHODS.items()},
         "networks": {name: network.description for name, network in NETWORKS.items()},
         "datasets": {name: source.description for name, source in SOURCES.items()},
     }
@@ -118,13 +119,17 @@ def cost(
     json_: Json = False,
 ) -> None:
     """Parameters, bytes and multiply-adds that tasks cost, untrained."""
+    from torch import nn
+
     from rkr.recipes.settings import NetworkSettings
 
     given = {"classes": classes, "stem": stem}
     arguments = {name: value for name, value in given.items() if value is not None}
     settings = NetworkSettings.checked({"name": network, **arguments})
     shape = _shape(input_) if input_ is not None else None
-    found = _cost(settings.build(), settings.head, _options(method, rank), tasks, shape)
+    built = settings.build()
+    head = settings.head if isinstance(getattr(built, settings.head, None), nn.Linear) else None
+    found = _cost(built, head, _options(method, rank), tasks, shape)
     if not json_:
         print(found)
         return
@@ -156,19 +161,62 @@ def _shape(text: str) -> tuple[int, ...]:
     return shape
 
 
-def _cost(network: Any, head: str, options: dict[str, Any], tasks: int, shape: tuple[int, ...] | None) -> Cost:
+def _cost(network: Any, head: str | None, options: dict[str, Any], tasks: int, shape: tuple[int, ...] | None) -> Cost:
     """Count on a live model with so many tasks."""
     import rkr
 
-    classes = network.get_submodule(head).out_features
+    classes = tasks if head is None else network.get_submodule(head).out_features
     if tasks < 1 or classes % tasks:
         raise UsageError(f"--tasks: {classes} classes cannot be divided into {tasks} tasks of equal size")
+    each = None if head is None else classes // tasks
     model = rkr.rectify(network, head=head, options=rkr.Options.from_json(options))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that the base was not trained: it is only counted
         for number in range(1, tasks + 1):
-            model.add_task(f"task {number}", classes=classes // tasks)
+            model.add_task(f"task {number}", classes=each)
     return model.cost(shape)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# rkr features
+
+
+@app.command()
+def features(
+    images: Annotated[Path, typer.Argument(help="A folder of class folders: IMAGES/<class>/<image>.")],
+    out: Annotated[Path, typer.Option(help="The MATLAB file to write.")] = Path("features.mat"),
+    model: Annotated[
+        str | None,
+        typer.Option(help="package.module:function that returns an nn.Module. EfficientNet-Lite0 by default."),
+    ] = None,
+    size: Annotated[int, typer.Option(help="Images are resized, and their centres cut out, to so many pixels.")] = 224,
+    mean: Annotated[
+        str | None, typer.Option(help="Of red, green, blue from 0 to 1: 0.485,0.456,0.406 for --model.")
+    ] = None,
+    std: Annotated[str | None, typer.Option(help="In the same way: 0.229,0.224,0.225 for --model.")] = None,
+    batch: Annotated[int, typer.Option(help="Images at once.")] = 64,
+    threads: Annotated[int | None, typer.Option(help="Threads that decode and compute. All cores by default.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+) -> None:
+    """Features of your own images, for zero-shot learning; the same command goes on after an interruption."""
+    from rkr.features import Options, choose_progress, extract, three_numbers
+
+    options = Options(
+        model,
+        size,
+        None if mean is None else three_numbers("--mean", mean),
+        None if std is None else three_numbers("--std", std),
+        batch,
+        threads,
+        force,
+    )
+    try:
+        with choose_progress() as watch:
+            found = extract(images, out, options, watch)
+    except KeyboardInterrupt:
+        print("The same command goes on from here.")
+        raise typer.Exit(130) from None  # as a shell counts Ctrl-C
+    print(f"{out}: {found.images} images of {found.classes} classes, {found.width} features each")
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -188,10 +236,14 @@ def run(
     data: Annotated[str | None, typer.Option(help="Where data sets lie. $RKR_DATA or the user's cache else.")] = None,
     out: Annotated[Path, typer.Option(help="Where results go.")] = Path("runs"),
     epochs: Annotated[int | None, typer.Option(help="Another length of the schedule, its steps in proportion.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Another seed of initial values and batches.")] = None,
+    seed: Annotated[str | None, typer.Option(help="Other seeds of initial values and batches, by commas.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="How many seeds: 0, 1, ... 1 by default.")] = None,
     limit: Annotated[int | None, typer.Option(help="Training images of each class, at most.")] = None,
     workers: Annotated[int, typer.Option(help="Runs at once, each in its own process.")] = 1,
     threads: Annotated[int | None, typer.Option(help="Threads of each run. All cores over the workers else.")] = None,
+    validation: Annotated[
+        bool, typer.Option("--validation", help="Zero-shot: test on classes held out of training, for choices.")
+    ] = False,
     accelerator: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     precision: Annotated[str | None, typer.Option(help="32-true, bf16-mixed or 16-mixed. 32-true by default.")] = None,
     save_minutes: Annotated[float, typer.Option(help="Save the state so often, and after each task.")] = 5.0,
@@ -203,17 +255,19 @@ def run(
 
     Several GPUs or machines: torchrun --nproc-per-node 4 -m rkr run ...
     """
-    from rkr.experiments import How, Plan, choose_orders
+    from rkr.experiments import How, Plan, choose_orders, choose_seeds
     from rkr.recipes import load_recipe
 
     loaded = load_recipe(recipe)
+    loaded = loaded.on_validation() if validation else loaded
     methods = tuple(loaded.methods) if method is None else _names(method)
     chosen = choose_orders(loaded, orders, () if order is None else _names(order))
     if save_minutes < 0:
         raise UsageError(f"--save-minutes must be at least 0, not {save_minutes}")
     if threads is not None and threads < 1:
         raise UsageError(f"--threads must be at least 1, not {threads}")
-    plan = Plan(loaded, recipe, methods, chosen, out, epochs, seed, limit, data)
+    drawn = choose_seeds(loaded, seeds, () if seed is None else _names(seed))
+    plan = Plan(loaded, recipe, methods, chosen, out, epochs, drawn, limit, data)
     how = How(workers, threads, accelerator, precision, save_minutes, tensorboard)
     _run(plan, how, json_, figures=figures)
 
@@ -244,7 +298,15 @@ def _run(plan: Plan, how: How, json_: bool, matrices: bool = False, figures: boo
 
     from rkr.display import choose_display
     from rkr.experiments import STOPPED, run_plan
-    from rkr.report import accuracy_table, added_by_a_task, find_results, read_result, summary_json, summary_tables
+    from rkr.report import (
+        accuracy_table,
+        added_by_a_task,
+        find_results,
+        read_result,
+        summary_json,
+        summary_tables,
+        zero_shot_table,
+    )
     from rkr.report.figures import write_figures
 
     with choose_display("json" if json_ else "auto") as watch:
@@ -255,7 +317,7 @@ def _run(plan: Plan, how: How, json_: bool, matrices: bool = False, figures: boo
         if not json_:
             print("The same command goes on from here.")
         raise typer.Exit(STOPPED)
-    results = [read_result(plan.folder(method, order)) for method, order in plan.jobs]
+    results = [read_result(plan.folder(job)) for job in plan.jobs]
     shortened = plan.epochs is not None or plan.limit is not None  # the paper's numbers are of its own schedule
     paper = {} if shortened else plan.recipe.published_numbers()
     if figures:
@@ -271,12 +333,14 @@ def _run(plan: Plan, how: How, json_: bool, matrices: bool = False, figures: boo
             console.print(accuracy_table(result))
     for table in summary_tables(results, paper, width=console.width):
         console.print(table)
+    if plan.recipe.zero_shot:
+        console.print(zero_shot_table(results))
     for result in results:
-        print(f"{result.method} {result.order}: {added_by_a_task(result)}")
+        print(f"{result.method} {result.label}: {added_by_a_task(result)}")
     if figures:
         print(f"figures: {plan.root / 'figures'}")
-    for method, order in plan.jobs:
-        print(f"{method} {order}: results and task files in {plan.folder(method, order)}")
+    for job in plan.jobs:
+        print(f"{job.method} {job.label}: results and task files in {plan.folder(job)}")
 
 
 if __name__ == "__main__":

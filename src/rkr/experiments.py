@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 import queue
@@ -12,7 +13,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rkr.errors import RkrError, UsageError
 from rkr.recipes import Recipe
@@ -23,17 +24,31 @@ if TYPE_CHECKING:
     from rkr.engine.events import Watch
 
 
+class Job(NamedTuple):
+    """One run."""
+
+    method: str
+    order: Order
+    seed: int
+
+    @property
+    def label(self) -> str:
+        """What tells it from other runs of the method."""
+        return f"{self.order} seed {self.seed}" if self.seed else str(self.order)
+
+
 @dataclass(frozen=True)
 class Plan:
-    """What the user asked for: a recipe, changed or not, its methods and orders, and where results go.
+    """What the user asked for: a recipe, changed or not, its methods, orders and seeds, and where results go.
 
     Attributes:
-        recipe: The recipe as it stands in its file.
+        recipe: The recipe as it stands in its file, or on its validation part.
         given: How the user named it, for other processes.
         methods: Which methods run.
         orders: In which orders of tasks.
         out: Where run folders go.
-        epochs, seed, limit: Changes to the recipe, None for none.
+        epochs, limit: Changes to the recipe, None for none.
+        seeds: Of initial values and batches; the recipe's own if there are none.
         data: Where data sets lie, None for the usual places.
     """
 
@@ -43,7 +58,7 @@ class Plan:
     orders: tuple[Order, ...]
     out: Path
     epochs: int | None = None
-    seed: int | None = None
+    seeds: tuple[int, ...] = ()
     limit: int | None = None
     data: str | None = None
 
@@ -51,33 +66,60 @@ class Plan:
     def root(self) -> Path:
         """Folder of all runs of the recipe; changed ones have their own."""
         changes = [f"{self.epochs}-epochs"] if self.epochs is not None else []
-        changes += [f"seed-{self.seed}"] if self.seed is not None else []
         changes += [f"limit-{self.limit}"] if self.limit is not None else []
         return self.out / "-".join([self.recipe.name, *changes])
 
     @property
-    def jobs(self) -> list[tuple[str, Order]]:
-        """The single runs, all methods of an order before the next order."""
-        return [(method, order) for order in self.orders for method in self.methods]
+    def jobs(self) -> list[Job]:
+        """The single runs, all methods of an order and seed before the next."""
+        seeds = self.seeds or (self.recipe.training.seed,)
+        return [Job(method, order, seed) for seed in seeds for order in self.orders for method in self.methods]
 
-    def folder(self, method: str, order: Order) -> Path:
+    def folder(self, job: Job) -> Path:
         """Where a run goes."""
-        return self.root / method / str(order)
+        return self.root / job.method / job.label.replace(" ", "-")
 
-    def experiment(self, method: str, order: Order, **settings: str) -> Experiment:
+    @property
+    def before(self) -> Plan | None:
+        """What must be run first: zero-shot classifiers are trained for as long as is best on validation classes.
+
+        One rule serves all methods: a network for each task, trained without these classes.
+        """
+        if not self.recipe.chooses_epochs:
+            return None
+        recipe = self.recipe.on_validation()
+        return dataclasses.replace(self, recipe=recipe, methods=("original",), orders=("fixed",), seeds=())
+
+    def _chosen_epochs(self) -> dict[str, int]:
+        """The epochs of each task's classifier, from the run that was made for it."""
+        from rkr.report import read_result
+
+        assert self.before is not None
+        result = read_result(self.before.folder(self.before.jobs[0]))
+        return {name: notes["classifier_epochs"] for name, notes in zip(result.tasks, result.notes, strict=True)}
+
+    def experiment(self, job: Job, **settings: str) -> Experiment:
         """Load the data and build one run; `settings` are to be recorded with those of the recipe."""
         import torch
 
         import rkr
         from rkr.engine import Experiment
-        from rkr.learners import METHODS
         from rkr.tasks import Augment
 
-        recipe = self.recipe.changed(self.epochs, self.seed, self.limit)
+        method, order, seed = job
+        recipe = self.recipe.changed(self.epochs, seed, self.limit)
         chosen, training = recipe.method(method), recipe.training
         stream = recipe.stream(order, self.data)
+        takes = recipe.takes
+        if recipe.zero_shot and takes != stream.input_shape:  # networks for images were tried on theirs
+            sizes = " and ".join("x".join(map(str, shape)) for shape in (takes, stream.input_shape))
+            raise UsageError(f"{recipe.name}: network and data do not fit: samples of {sizes}")
         augment = Augment(**training.augment.model_dump()) if any(training.augment.model_dump().values()) else None
-        decided = self.recipe.resolved(method, order, self.epochs, self.seed, self.limit)
+        decided = self.recipe.resolved(method, order, self.epochs, seed, self.limit)
+        options = dict(chosen.options)
+        if recipe.zero_shot:
+            epochs = {"epochs": self._chosen_epochs()} if recipe.chooses_epochs else {}
+            options["classifier"] = decided["options"]["classifier"] = {**recipe.classifier, **epochs}
         about = {
             "recipe": self.root.name,
             "method": method,
@@ -90,16 +132,17 @@ class Plan:
             "commit": commit(),
         }
         return Experiment(
-            label=f"{self.root.name} {method} {order}",
+            label=f"{self.root.name} {method} {job.label}",
             stream=stream,
             make=recipe.build_network,
             head=recipe.network.head,
-            method=METHODS[chosen.learner],
-            options=chosen.options,
+            method=chosen.method,
+            options=options,
             schedule=training,
             augment=augment,
             seed=training.seed,
             channels_last=training.memory_format == "channels_last",
+            agnostic="never" if recipe.zero_shot else "last",
             settings={**decided, "stream_sha256": stream.describe()["sha256"], **settings},
             about=about,
         )
@@ -134,21 +177,36 @@ def choose_orders(recipe: Recipe, count: int | None, named: Sequence[str]) -> tu
     return recipe.orders[:count]
 
 
-def run_plan(plan: Plan, how: How, watch: Watch) -> bool:
-    """Do all runs of a plan. False if they were interrupted, and can go on."""
+def choose_seeds(recipe: Recipe, count: int | None, named: Sequence[str]) -> tuple[int, ...]:
+    """The seeds 0, 1, ... up to `count`, or those named, or else the recipe's own."""
+    if named and count is not None:
+        raise UsageError("give either --seeds, how many, or --seed, which")
+    if count is not None and count < 1:
+        raise UsageError(f"--seeds must be at least 1, not {count}")
+    wrong = [name for name in named if not name.isdigit()]
+    if wrong:
+        raise UsageError(f"--seed: a seed is a whole number of at least 0, not {wrong[0]!r}")
+    if named:
+        return tuple(map(int, named))
+    return (recipe.training.seed,) if count is None else tuple(range(count))
+
+
+def run_plan(plan: Plan, how: How, watch: Watch, more: bool = False) -> bool:
+    """Do all runs of a plan. False if they were interrupted, and can go on; or if `more` was to come after them."""
     for method in plan.methods:
         plan.recipe.method(method)
-    jobs = plan.jobs
     if how.precision not in (None, *PRECISIONS):
         raise UsageError(f"--precision must be one of {', '.join(PRECISIONS)}, not {how.precision!r}")
     if how.workers < 1:
         raise UsageError(f"--workers must be at least 1, not {how.workers}")
-    if how.workers == 1 or len(jobs) == 1:
-        return _one_by_one(plan, how, watch)
+    if plan.before is not None and not run_plan(plan.before, how, watch, more=True):
+        return False
+    if how.workers == 1 or len(plan.jobs) == 1:
+        return _one_by_one(plan, how, watch, more)
     return _at_once(plan, how, watch)
 
 
-def _one_by_one(plan: Plan, how: How, watch: Watch) -> bool:
+def _one_by_one(plan: Plan, how: How, watch: Watch, more: bool = False) -> bool:
     import torch
 
     from rkr.display import Quiet, TensorBoard, both
@@ -158,13 +216,13 @@ def _one_by_one(plan: Plan, how: How, watch: Watch) -> bool:
     if how.threads is not None:
         torch.set_num_threads(how.threads)
     fabric = make_fabric(how.accelerator, how.precision)
-    for method, order in plan.jobs:
+    for job in plan.jobs:
         computed = {"precision": how.precision or PRECISIONS[0], "device": fabric.device.type}
-        experiment = plan.experiment(method, order, **computed)
+        experiment = plan.experiment(job, **computed)
         with TensorBoard() if how.tensorboard and fabric.is_global_zero else Quiet() as curves:
-            run = Run(experiment, plan.folder(method, order), fabric, both(watch, curves), how.save_minutes)
+            run = Run(experiment, plan.folder(job), fabric, both(watch, curves), how.save_minutes)
             done = run.execute()
-        if not done or (run.stop_wanted and (method, order) != plan.jobs[-1]):
+        if not done or (run.stop_wanted and (more or job != plan.jobs[-1])):
             return False
     return True
 
@@ -173,7 +231,7 @@ def _at_once(plan: Plan, how: How, watch: Watch) -> bool:
     """Each run in a process of its own, `workers` at a time; what they tell is told here."""
     from rkr.display import relay
 
-    waiting: queue.SimpleQueue[tuple[str, Order]] = queue.SimpleQueue()
+    waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
     for job in plan.jobs:
         waiting.put(job)
     workers = min(how.workers, len(plan.jobs))
@@ -185,10 +243,10 @@ def _at_once(plan: Plan, how: How, watch: Watch) -> bool:
     def work() -> None:
         while not stopped.is_set() and not errors:
             try:
-                method, order = waiting.get_nowait()
+                job = waiting.get_nowait()
             except queue.Empty:
                 return
-            command = _command(plan, how, method, order, threads)
+            command = _command(plan, how, job, threads)
             process = subprocess.Popen(
                 command,
                 stdout=subprocess.PIPE,
@@ -214,7 +272,7 @@ def _at_once(plan: Plan, how: How, watch: Watch) -> bool:
                 stopped.set()
             elif code:
                 last = next((line for line in reversed(said) if line.strip()), f"ended with code {code}")
-                errors.append(f"{method} {order}: {last.strip().removeprefix('rkr: ')}")
+                errors.append(f"{job.method} {job.label}: {last.strip().removeprefix('rkr: ')}")
 
     asked: list[int] = []
 
@@ -251,13 +309,13 @@ PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 STOPPED = 130  # exit code of a run that was interrupted and can go on
 
 
-def _command(plan: Plan, how: How, method: str, order: Order, threads: int) -> list[str]:
+def _command(plan: Plan, how: How, job: Job, threads: int) -> list[str]:
     options: dict[str, Any] = {
-        "--method": method,
-        "--order": order,
+        "--method": job.method,
+        "--order": job.order,
+        "--seed": job.seed,
         "--out": plan.out,
         "--epochs": plan.epochs,
-        "--seed": plan.seed,
         "--limit": plan.limit,
         "--data": plan.data,
         "--threads": threads,
@@ -267,7 +325,8 @@ def _command(plan: Plan, how: How, method: str, order: Order, threads: int) -> l
     }
     command = [sys.executable, "-m", "rkr", "run", plan.given, "--json", "--no-figures"]
     command += [word for name, value in options.items() if value is not None for word in (name, str(value))]
-    return command + (["--tensorboard"] if how.tensorboard else [])
+    on_validation = plan.recipe.zero_shot and getattr(plan.recipe.stream, "part", "test") == "validation"
+    return command + ["--validation"] * on_validation + ["--tensorboard"] * how.tensorboard
 
 
 def processor() -> str:

@@ -19,7 +19,7 @@ from small_runs import outcome
 from rkr import experiments
 from rkr.engine.events import Event
 from rkr.errors import RkrError, UsageError
-from rkr.experiments import How, Plan, choose_orders, run_plan
+from rkr.experiments import How, Job, Plan, choose_orders, choose_seeds, run_plan
 from rkr.recipes import load_recipe
 
 WORDS = ("run", "digits", "--method", "rkr,finetune", "--epochs", 1, "--limit", 8, "--threads", 1)
@@ -63,8 +63,8 @@ def plan(out: Path, methods: tuple[str, ...] = ("rkr", "finetune", "joint")) -> 
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, scripts: dict[str, str]) -> None:
-    def command(plan: Plan, how: How, method: str, *rest: Any) -> list[str]:
-        return ["sh", "-c", scripts[method]]
+    def command(plan: Plan, how: How, job: Job, *rest: Any) -> list[str]:
+        return ["sh", "-c", scripts[job.method]]
 
     monkeypatch.setattr(experiments, "_command", command)
 
@@ -133,8 +133,8 @@ def test_a_stop_reaches_a_worker_that_is_being_started(tmp_path: Path, monkeypat
 
 
 def test_workers_are_given_the_whole_plan(tmp_path: Path) -> None:
-    made = dataclasses.replace(plan(tmp_path), seed=3, data="/data")
-    words = experiments._command(made, How(2, 1, "cpu", "bf16-mixed", 0.5, True), "rkr", "fixed", 1)
+    made = dataclasses.replace(plan(tmp_path, ("rkr",)), seeds=(3,), data="/data")
+    words = experiments._command(made, How(2, 1, "cpu", "bf16-mixed", 0.5, True), made.jobs[0], 1)
     assert words[:7] == [sys.executable, "-m", "rkr", "run", "digits", "--json", "--no-figures"]
     given = dict(zip(words[7:-1:2], words[8:-1:2], strict=True))
     assert given == {
@@ -155,10 +155,16 @@ def test_workers_are_given_the_whole_plan(tmp_path: Path) -> None:
 
 def test_folders_and_jobs(tmp_path: Path) -> None:
     recipe = load_recipe("cifar100-lenet")
-    made = Plan(recipe, "cifar100-lenet", ("rkr", "finetune"), ("A", "B"), tmp_path, epochs=20, seed=1)
-    assert made.jobs == [("rkr", "A"), ("finetune", "A"), ("rkr", "B"), ("finetune", "B")]
-    assert made.folder("rkr", "A") == tmp_path / "cifar100-lenet-20-epochs-seed-1" / "rkr" / "A"
-    assert len({made.folder(*job) for job in made.jobs}) == 4
+    made = Plan(recipe, "cifar100-lenet", ("rkr", "finetune"), ("A", "B"), tmp_path, epochs=20)
+    assert made.jobs == [("rkr", "A", 0), ("finetune", "A", 0), ("rkr", "B", 0), ("finetune", "B", 0)]
+    assert made.folder(made.jobs[0]) == tmp_path / "cifar100-lenet-20-epochs" / "rkr" / "A"
+    several = dataclasses.replace(made, seeds=(0, 1, 2))
+    assert several.folder(Job("rkr", "A", 2)) == tmp_path / "cifar100-lenet-20-epochs" / "rkr" / "A-seed-2"
+    assert several.jobs[:4] == made.jobs
+    assert len({several.folder(job) for job in several.jobs}) == 12
+    assert choose_seeds(recipe, None, []) == (0,)
+    assert choose_seeds(recipe, 3, []) == (0, 1, 2)
+    assert choose_seeds(recipe, None, ["4", "7"]) == (4, 7)
 
 
 def test_what_cannot_be(tmp_path: Path) -> None:
@@ -172,6 +178,12 @@ def test_what_cannot_be(tmp_path: Path) -> None:
         choose_orders(load_recipe("digits"), 1, ["fixed"])
     with pytest.raises(UsageError, match="1 order: give no more"):
         choose_orders(load_recipe("digits"), 2, [])
+    with pytest.raises(UsageError, match="either --seeds"):
+        choose_seeds(load_recipe("digits"), 1, ["0"])
+    with pytest.raises(UsageError, match="at least 0, not '-1'"):
+        choose_seeds(load_recipe("digits"), None, ["-1"])
+    with pytest.raises(UsageError, match="at least 1, not 0"):
+        choose_seeds(load_recipe("digits"), 0, [])
     assert not list(tmp_path.iterdir())
 
 

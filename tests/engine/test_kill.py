@@ -216,8 +216,8 @@ def test_ctrl_c_while_the_last_task_is_tested(tmp_path: Path, recipe: Path, monk
     events: list[Event] = []
     assert run_plan(plan, How(threads=1, accelerator="cpu"), events.append) is False
     assert isinstance(events[-1], Finished)
-    assert RunFolder(plan.folder("rkr", "fixed")).finished
-    assert not plan.folder("finetune", "fixed").exists()
+    assert RunFolder(plan.folder(plan.jobs[0])).finished
+    assert not plan.folder(plan.jobs[1]).exists()
 
 
 def test_two_processes_on_one_folder(server: Server, tmp_path: Path, recipe: Path) -> None:

@@ -12,7 +12,10 @@ Write = Callable[..., Path]
 ORDERS = 'orders = [0, "A", "fixed"]'
 STREAM = 'kind = "split"\nsource = "cifar100"\ntasks = 10'
 METHODS = '[methods.rkr]\n\n[methods.mine]\nlearner = "rkr"\nrank = 4\n'
-TRAINING_KEYS = "epochs, batch, optimizer, lr, momentum, weight_decay, milestones, gamma, augment, seed, memory_format"
+TRAINING_KEYS = (
+    "epochs, batch, optimizer, lr, momentum, weight_decay, milestones, gamma, betas, eps, amsgrad, sampling, "
+    "augment, seed, memory_format"
+)
 SOURCES = "cifar10, cifar100, mnist, imagenet, folder, digits"
 
 
@@ -40,7 +43,7 @@ def message(path: Path) -> str:
             'title = "Mine"',
             'titel = "Mine"',
             "titel: no such key; did you mean 'title'? "
-            "The keys here are title, about, orders, stream, network, training, methods, paper",
+            "The keys here are title, about, orders, stream, network, training, classifier, methods, paper",
         ),
         (
             "flip = true",
@@ -51,7 +54,7 @@ def message(path: Path) -> str:
             "value = 69.58",
             "valeu = 69.58",
             "paper.valeu (entry 1): no such key; did you mean 'value'? "
-            "The keys here are method, metric, value, values, spread, over, where",
+            "The keys here are method, metric, value, values, spread, over, order, where",
         ),
         ('title = "Mine"', 'name = "x"\ntitle = "Mine"', "name: a recipe is called like its file; leave this key out"),
         ('title = "Mine"', "", "title: is missing"),
@@ -101,7 +104,8 @@ def message(path: Path) -> str:
         (
             'kind = "split"',
             'kind = "splitt"',
-            "stream.kind: must not be \"splitt\"; did you mean 'split'? Choose one of split, split-cifar, mnist-then",
+            "stream.kind: must not be \"splitt\"; did you mean 'split'? "
+            "Choose one of split, split-cifar, mnist-then, zero-shot",
         ),
         (
             'source = "cifar100"',
@@ -178,7 +182,7 @@ def message(path: Path) -> str:
             'name = "lenet"',
             'name = "lenett"',
             "network.name: no network is called 'lenett'; did you mean 'lenet'? "
-            "Choose one of lenet, resnet18, resnet32, digits-net",
+            "Choose one of lenet, resnet18, resnet32, digits-net, cada-vae, visual-encoder",
         ),
         (
             'name = "lenet"',
@@ -213,7 +217,7 @@ def message(path: Path) -> str:
             "value = 69.58",
             "metric = 'accuracy'\nvalue = 69.58",
             "paper.metric (entry 1): must not be \"accuracy\"; did you mean 'average accuracy'? Choose one of "
-            "average accuracy, top-5 running mean, capacity, parameters per task, multiply-adds",
+            "average accuracy, top-5 running mean, capacity, parameters per task, multiply-adds, U, S, H",
         ),
         (
             "value = 69.58",

@@ -73,7 +73,7 @@ def test_the_summary_has_a_row_for_each_method(a_result):
     # Mean of 76.67 and 70: 73.33. For two values half the difference is s / √2, so the half-width is 12.706 * 3.333.
     assert by_method["ewc"] == {
         "method": "ewc",
-        "orders": "2",
+        "runs": "2",
         "accuracy": "73.33 ± 42.35",
         "paper": "53.72",
         "forgets": "+21.25",
@@ -89,7 +89,7 @@ def test_the_summary_has_a_row_for_each_method(a_result):
     }
     assert by_method["rkr"] == {
         "method": "rkr",
-        "orders": "1",
+        "runs": "1",
         "accuracy": "70.00",
         "paper": "69.58 ± 0.55",
         "forgets": "0.00",
@@ -112,7 +112,7 @@ def test_the_summary_has_a_row_for_each_method(a_result):
 def test_columns_without_a_number_are_left_out(a_result):
     table = summary_table([a_result([[0.5]], agnostic=False)])
     assert cells(table) == [
-        ["method", "orders", "accuracy", "capacity", "bytes", "s/epoch"],
+        ["method", "runs", "accuracy", "capacity", "bytes", "s/epoch"],
         ["rkr", "1", "50.00", "101.0 %", "5 kB", "1.5"],
     ]
     assert "95 %" not in printed(table)
@@ -121,7 +121,7 @@ def test_columns_without_a_number_are_left_out(a_result):
 def test_only_unfinished_runs(a_result):
     results = [a_result([[0.5]], tasks=3)]
     assert cells(summary_table(results)) == [
-        ["method", "orders", "accuracy"],
+        ["method", "runs", "accuracy"],
         ["rkr A", "–", "1 of 3 tasks"],
     ]
     assert summary_json(results) == {
@@ -129,7 +129,7 @@ def test_only_unfinished_runs(a_result):
         "tasks": 3,
         "top": 1,
         "methods": [],
-        "unfinished": [{"method": "rkr", "order": "A", "done": 1}],
+        "unfinished": [{"method": "rkr", "run": "A", "done": 1}],
     }
     with pytest.raises(UsageError, match="no results"):
         summary_table([])
@@ -146,11 +146,11 @@ def test_the_summary_for_machines(a_result):
     assert json.loads(json.dumps(found)) == found
     ewc, rkr, separate = found["methods"]
     assert [m["method"] for m in (ewc, rkr, separate)] == ["ewc", "rkr", "separate"]
-    assert ewc["orders"] == ["A", "B"]
+    assert ewc["runs"] == ["A", "B"]
     assert ewc["accuracy"] == pytest.approx(
         {"mean": 73.33333, "std": 4.714045, "half_width": 42.354016, "n": 2}, rel=1e-6
     )
-    assert ewc["accuracy_by_order"] == pytest.approx({"A": 230 / 3, "B": 70})
+    assert ewc["accuracy_by_run"] == pytest.approx({"A": 230 / 3, "B": 70})
     assert ewc["forgetting"]["mean"] == pytest.approx(21.25)
     assert ewc["forward_transfer"] == {"mean": pytest.approx(22.5), "std": None, "half_width": None, "n": 1}
     assert (ewc["aopd"], ewc["mopd"]) == (pytest.approx(20 / 3), pytest.approx(10))
@@ -160,7 +160,7 @@ def test_the_summary_for_machines(a_result):
     assert rkr["forgetting"]["mean"] == rkr["backward_transfer"]["mean"] == 0
     assert rkr["bit_identical"] == {"same": 3, "pairs": 3}
     assert (rkr["capacity"], rkr["bytes"], rkr["epoch_seconds"]) == (103, 7000, 3)
-    assert found["unfinished"] == [{"method": "rkr", "order": "B", "done": 1}]
+    assert found["unfinished"] == [{"method": "rkr", "run": "B", "done": 1}]
     assert summary_json([a_result()], top=5)["methods"][0]["accuracy"]["mean"] == 100
 
 
@@ -198,7 +198,7 @@ def test_a_narrow_terminal_gets_two_tables_that_fit(a_result):
     (wide,) = summary_tables(results, paper, width=140)
     first, second = summary_tables(results, paper, width=80)
     assert cells(first)[0][1:] + cells(second)[0][1:] == [
-        *("orders", "accuracy", "paper", "forgets", "BWT", "FWT", "inferred"),
+        *("runs", "accuracy", "paper", "forgets", "BWT", "FWT", "inferred"),
         *("AOPD", "MOPD", "capacity", "bytes", "s/epoch", "identical"),
     ]
     for table, width in ((wide, 140), (first, 80), (second, 80)):

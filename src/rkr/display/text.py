@@ -64,7 +64,8 @@ def task_end(event: TaskEnd) -> str:
     """A task's result, all but `proof`: "run: task 3/10 (name): 81.20 %, mean 79.90 %"."""
     parts = []
     if event.accuracy:
-        parts.append(f"{percent(event.accuracy[-1])}, mean {percent(mean(event.accuracy))}")
+        what = "" if event.measure == "accuracy" else f"{event.measure} "
+        parts.append(f"{what}{percent(event.accuracy[-1])}, mean {percent(mean(event.accuracy))}")
     if event.agnostic:
         parts.append(f"mean with the task inferred {percent(mean(event.agnostic))}")
     parts.append(duration(event.seconds))

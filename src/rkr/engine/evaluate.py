@@ -1,4 +1,4 @@
-"""The evaluator: the only holder of test images. Learners see them one batch at a time, without labels, to answer."""
+"""The evaluator: the only holder of test samples. Learners see them one batch at a time, without labels, to answer."""
 
 from __future__ import annotations
 
@@ -22,10 +22,14 @@ BATCH = 250  # always the same, so that the same answers come bit for bit
 class Row:
     """All tasks so far, tested after one of them was learned. Fractions, in the order of tasks."""
 
-    accuracy: tuple[float, ...]
-    top5: tuple[float, ...]
+    measures: dict[str, tuple[float, ...]]  # by name, the one that counts first: see `Task.measures`
     tested: tuple[int, ...]
     proof: dict[str, str]  # for each task, the SHA-256 of its logits
+
+    @property
+    def main(self) -> tuple[float, ...]:
+        """The measure that counts."""
+        return next(iter(self.measures.values()))
 
 
 class Evaluator:
@@ -55,22 +59,21 @@ class Evaluator:
     def row(self, learner: Learner, learned: int) -> Row:
         """Test the first `learned` tasks, the task given."""
         learner.eval()
-        accuracy, top5, tested, proof = [], [], [], {}
+        found, tested, proof = [], [], {}
         for number in range(learned):
-            found = []
-            for x, y in self._own_batches(number):
+            task, own = self._tasks[number], []
+            for x, _ in self._own_batches(number):
                 with self._fabric.autocast():
                     logits = learner.predict(x, number)
-                ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices == y[:, None]
+                ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices.cpu()  # (B, 5)
                 digest = hashlib.sha256(logits.float().cpu().contiguous().numpy().tobytes()).hexdigest()
-                found.append((int(ranked[:, 0].sum()), int(ranked.sum()), len(y), digest))
-            batches = _in_order(gather(self._fabric, found))
-            hits, near, count = (sum(batch[i] for batch in batches) for i in range(3))
-            accuracy.append(hits / count)
-            top5.append(near / count)
-            tested.append(count)
-            proof[self._tasks[number].name] = hashlib.sha256("".join(b[3] for b in batches).encode()).hexdigest()
-        return Row(tuple(accuracy), tuple(top5), tuple(tested), proof)
+                own.append((ranked, digest))
+            batches = _in_order(gather(self._fabric, own))
+            found.append(task.measure(torch.cat([ranked for ranked, _ in batches])))
+            tested.append(len(task.test))
+            proof[task.name] = hashlib.sha256("".join(digest for _, digest in batches).encode()).hexdigest()
+        measures = zip(self._tasks[0].measures, zip(*found, strict=True), strict=True)
+        return Row(dict(measures), tuple(tested), proof)
 
     @torch.no_grad()
     def agnostic(self, learner: Learner, learned: int) -> tuple[float, ...]:

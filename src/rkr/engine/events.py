@@ -72,6 +72,7 @@ class TaskEnd(Event):
     agnostic: tuple[float, ...] | None  # with the task inferred
     unchanged: bool | None  # earlier tasks answer bit for bit as before; None: the method does not promise it
     seconds: float
+    measure: str = "accuracy"  # what the accuracies are: H in zero-shot learning
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ from rkr.engine.folder import RunFolder
 from rkr.engine.processes import gather, keep_freed_memory, nothing_of_its_own, over_whole_batches, sum_gradients
 from rkr.errors import RkrError
 from rkr.learners import Learner, MakeNetwork, Method
-from rkr.learners.learner import Phase, ReadImages, SeenTask
+from rkr.learners.learner import Phase, ReadSamples, SeenTask
 from rkr.tasks import Augment, Batches, Stream
-from rkr.tasks.task import AnyImages, joined
+from rkr.tasks.task import Samples, joined
 
 PROGRESS_SECONDS = 0.25
 SAME_SIGNAL_SECONDS = 1.0
@@ -55,6 +55,14 @@ class Schedule(Protocol):
     def milestones(self) -> Sequence[int]: ...
     @property
     def gamma(self) -> float: ...
+    @property
+    def betas(self) -> tuple[float, float]: ...
+    @property
+    def eps(self) -> float: ...
+    @property
+    def amsgrad(self) -> bool: ...
+    @property
+    def sampling(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -196,7 +204,8 @@ class Run:
             phase = phases[at.phase]
             self._seed("phase", at.number, at.phase)
             learner.prepare(phase)
-            self._optimizer = self._make_optimizer(phase)
+            if self._optimizer is None or not phase.same_optimizer:
+                self._optimizer = self._make_optimizer(phase)
             if state is not None and state["optimizer"] is not None:  # it was saved amid this phase
                 learner.load_state_dict(state["learner"])  # again, as `prepare` may write to it
                 _load_optimizer(self._optimizer, state["optimizer"])
@@ -217,6 +226,7 @@ class Run:
             group["lr"] = lr * group.get("lr_scale", 1.0)
         trained = [p for group in optimizer.param_groups for p in group["params"]]
         learner.train()
+        learner.begin_epoch(at.epoch / self._epochs(phase))
         epoch_began = time.monotonic()
         for x, y in batches.iter_from(at.epoch, at.batch):
             size = batches.size(at.batch)
@@ -231,7 +241,7 @@ class Run:
             sum_gradients(fabric, trained)
             optimizer.step()
             learner.after_step()
-            correct = outcome.correct if outcome.correct is not None else torch.tensor(math.nan)
+            correct = outcome.correct if outcome.correct is not None else outcome.loss.new_tensor(math.nan)
             parts = torch.stack([outcome.loss.detach().double() * (share * size), correct.double() * (share > 0)])
             self._sums[:2] += parts.to(self._sums.device)
             self._sums[2] += share * size
@@ -298,7 +308,9 @@ class Run:
         task, tasks = learner.task, len(e.stream.tasks)
         learner.eval()
         self._seed("end", at.number)  # the same in every process
-        learner.end(self._images_in_order())
+        training = e.stream.tasks[at.number].training
+        validation = None if training.validation is None else self._in_order(training.validation)
+        learner.end(self._in_order(training.train), validation)
         row = self._evaluator.row(learner, at.number + 1)
         last = at.number + 1 == tasks
         agnostic = None
@@ -313,22 +325,24 @@ class Run:
             "multiply_adds": capacity.multiply_adds,
         }
         line = {"event": "task", "number": at.number + 1, "task": task.name, "classes": task.classes}
-        line |= {"accuracy": row.accuracy, "top5": row.top5, "agnostic": agnostic, "tested": row.tested}
-        self._append(self.folder.results, {**line, "proof": row.proof, "unchanged": unchanged, "cost": cost})
+        line |= {**row.measures, "agnostic": agnostic, "tested": row.tested}
+        line |= {"proof": row.proof, "unchanged": unchanged, "cost": cost}
+        notes = learner.notes()
+        self._append(self.folder.results, {**line, "notes": notes} if notes else line)
         tested = time.monotonic() - began
         times = {"number": at.number + 1, "task": task.name, "train_seconds": round(self._task_seconds, 3)}
         epoch_seconds = round(statistics.median(self._epoch_seconds), 3) if self._epoch_seconds else None
         self._append(self.folder.times, {**times, "test_seconds": round(tested, 3), "epoch_seconds": epoch_seconds})
         if self.fabric.is_global_zero:
             learner.export(self.folder.model)
-        seconds = self._task_seconds + tested
+        seconds, measure = self._task_seconds + tested, next(iter(row.measures))
         at.number, at.phase, at.epoch, at.batch = at.number + 1, 0, 0, 0
         self._task_seconds = 0.0
         if not last:
             self._save(0.0)
         elif self.fabric.is_global_zero:
             self.folder.close(tasks)
-        self._watch(TaskEnd(e.label, at.number, task.name, tasks, row.accuracy, agnostic, unchanged, seconds))
+        self._watch(TaskEnd(e.label, at.number, task.name, tasks, row.main, agnostic, unchanged, seconds, measure))
         self._stop = self._agreed(self._stop, False)[0]
         if self._stop and not last:
             raise _Interrupted
@@ -349,7 +363,9 @@ class Run:
         training = self.experiment.stream.tasks[number].training
         start = sum(task.classes for task in self._learner.seen)
         self._seed("task", number)
-        self._learner.begin(SeenTask(number, training.name, training.class_names, start))
+        attributes = None if training.attributes is None else training.attributes.to(self.fabric.device)
+        seen = SeenTask(number, training.name, training.class_names, start, attributes, training.unseen)
+        self._learner.begin(seen)
 
     def _save(self, task_seconds: float) -> None:
         sums, rng = gather(self.fabric, self._sums), gather(self.fabric, _get_rng())
@@ -415,7 +431,10 @@ class Run:
         s, groups = self.experiment.schedule, self._learner.groups()
         lr = self._rate(phase, 0)
         if s.optimizer == "adam":
-            return Adam(groups, lr=lr, weight_decay=s.weight_decay)
+            # Fused: the plain one spends most of its time on large temporary tensors.
+            fused = self.fabric.device.type in ("cpu", "cuda")
+            adam: dict[str, Any] = {"betas": s.betas, "eps": s.eps, "amsgrad": s.amsgrad, "fused": fused}
+            return Adam(groups, lr=lr, weight_decay=s.weight_decay, **adam)
         return SGD(groups, lr=lr, momentum=s.momentum, weight_decay=s.weight_decay)
 
     def _counted(self) -> tuple[int, int]:
@@ -432,33 +451,34 @@ class Run:
         return (s.lr if phase.lr is None else phase.lr) * s.gamma**passed
 
     def _batches(self) -> Batches:
-        """The training images that the learner wants, labels counted over all tasks."""
+        """The training samples that the learner wants, labels counted over all tasks."""
         e, learner = self.experiment, self._learner
         trainings = [task.training.train for task in e.stream.tasks[: self._at.number + 1]]
-        parts: list[AnyImages] = []
+        parts: list[Samples] = []
         for number, index in learner.rehearse([len(t) for t in trainings]).items():
             rows = torch.arange(len(trainings[number])) if index is None else index.cpu()
             parts.append(trainings[number].take(rows, trainings[number].y[rows] + learner.seen[number].start))
         seed = derived(e.seed, "batches", self._at.number, self._at.phase)
-        return self._read(joined(parts), seed, e.augment, rank=self.fabric.global_rank, world=self.fabric.world_size)
+        afresh = e.schedule.sampling == "afresh"
+        return self._read(joined(parts), seed, e.augment, self.fabric.global_rank, self.fabric.world_size, afresh)
 
-    def _images_in_order(self) -> ReadImages:
-        """All images in every process, not a share: what learners keep of them must be the same everywhere."""
-        part = self.experiment.stream.tasks[self._at.number].training.train
+    def _in_order(self, part: Samples) -> ReadSamples:
+        """All of a part in every process, not a share: what learners keep of it must be the same everywhere."""
         batches = self._read(part.take(torch.arange(len(part)), part.y + self._learner.task.start))
         return lambda: batches.iter_from(0)
 
     def _read(
         self,
-        images: AnyImages,
+        samples: Samples,
         seed: int | None = None,
         augment: Augment | None = None,
         rank: int = 0,
         world: int = 1,
+        afresh: bool = False,
     ) -> Batches:
         stream, batch, device = self.experiment.stream, self.experiment.schedule.batch, self.fabric.device
         return Batches(
-            images,
+            samples,
             batch,
             seed,
             augment,
@@ -468,6 +488,7 @@ class Run:
             rank=rank,
             world=world,
             workers=self._decode_workers,
+            afresh=afresh,
         )
 
     def _done(self, of_task: float = 0.0) -> float:
@@ -488,7 +509,8 @@ class Run:
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        if self.fabric.is_global_zero:
+        """Nobody writes to a complete run, so several processes may find it so at once."""
+        if self.fabric.is_global_zero and not self.folder.finished:
             with self.folder.locked():
                 yield
         else:

@@ -36,6 +36,9 @@ def problem(key: str, text: str) -> PydanticCustomError:
     return PydanticCustomError("recipe", "{text}", {"key": key, "text": text})
 
 
+TAGS = ("<images>", "<zero-shot>")  # kinds of streams, which pydantic names among the keys
+
+
 def meant(given: object, allowed: Iterable[str]) -> str:
     """A question after a typo, "; did you mean 'epochs'?", or nothing if nothing allowed is close."""
     close = get_close_matches(str(given), list(allowed), n=1)
@@ -104,17 +107,28 @@ def explained(error: ErrorDetails, model: type[BaseModel]) -> tuple[str, str]:
 def _key(loc: tuple[Any, ...]) -> str:
     """training.epoch; entries of a list are counted from 1, as people do."""
     entries = [f" (entry {part + 1})" for part in loc if isinstance(part, int)]
-    return ".".join(str(part) for part in loc if not isinstance(part, int)) + "".join(entries)
+    names = [str(part) for part in loc if not isinstance(part, int) and part not in TAGS]
+    return ".".join(names) + "".join(entries)
 
 
 def _model_at(model: type[BaseModel], loc: tuple[Any, ...]) -> type[BaseModel]:
     """The model that a place in a recipe is read into."""
     for part in loc:
+        if part in TAGS:  # which of several models it was: `model` is the first of them
+            continue
         if part in model.model_fields:
             annotation = model.model_fields[part].annotation
-            inner = [a for a in (annotation, *get_args(annotation)) if isinstance(a, type) and issubclass(a, BaseModel)]
-            model = inner[0] if inner else model
+            inner = [a for a in _types(annotation) if issubclass(a, BaseModel)]
+            chosen = len(inner) > 1 and TAGS[1] in loc
+            model = inner[1 if chosen else 0] if inner else model
     return model
+
+
+def _types(annotation: Any) -> list[type]:
+    """All classes in an annotation such as a list of them or a choice between them, in order."""
+    if isinstance(annotation, type):
+        return [annotation]
+    return [found for argument in get_args(annotation) for found in _types(argument)]
 
 
 def shown(value: object) -> str:

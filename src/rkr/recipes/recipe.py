@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, PlainValidator, field_validator, model_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 
 from rkr.errors import UsageError
-from rkr.recipes.known import image_shape
+from rkr.recipes.known import check_values, image_shape
 from rkr.recipes.messages import choose, problem
 from rkr.recipes.settings import (
     List,
@@ -18,11 +29,25 @@ from rkr.recipes.settings import (
     Settings,
     StreamSettings,
     TrainingSettings,
+    ZeroShotSettings,
     method_table,
+    methods,
 )
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+def _kind(stream: Any) -> str:
+    if not isinstance(stream, Mapping):
+        return "<zero-shot>" if getattr(stream, "kind", None) == "zero-shot" else "<images>"
+    meant = "datasets" in stream and "source" not in stream  # whatever `kind` says: it may be misspelt
+    return "<zero-shot>" if meant or stream.get("kind") == "zero-shot" else "<images>"
+
+
+AnyStream = Annotated[
+    Annotated[StreamSettings, Tag("<images>")] | Annotated[ZeroShotSettings, Tag("<zero-shot>")], Discriminator(_kind)
+]
 
 
 class Recipe(Settings):
@@ -35,16 +60,27 @@ class Recipe(Settings):
     title: str
     about: str = ""  # where the paper has it
     orders: Annotated[tuple[Annotated[Order, PlainValidator(lambda order: order)], ...], List, Field(min_length=1)]
-    stream: StreamSettings
+    stream: AnyStream
     network: NetworkSettings
     training: TrainingSettings
+    classifier: dict[str, Any] = Field(default_factory=dict)  # of zero-shot tasks: see `ClassifierOptions`
     methods: Annotated[dict[str, MethodSettings], Field(min_length=1)]  # those that run unless others are asked for
     paper: Annotated[tuple[PaperNumber, ...], List] = ()
 
-    @field_validator("methods", mode="before")
+    @field_validator("methods", mode="wrap")
     @classmethod
-    def _tables(cls, tables: Any) -> Any:
-        return {n: method_table(n, table) for n, table in tables.items()} if isinstance(tables, dict) else tables
+    def _tables(cls, tables: Any, check: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+        if "stream" not in info.data:  # it is wrong, and decides which methods there are
+            return tables
+        zero_shot = isinstance(info.data["stream"], ZeroShotSettings)
+        if isinstance(tables, dict):
+            tables = {name: method_table(name, table, zero_shot) for name, table in tables.items()}
+        return check(tables)
+
+    @property
+    def zero_shot(self) -> bool:
+        """Whether tasks have unseen classes."""
+        return isinstance(self.stream, ZeroShotSettings)
 
     @model_validator(mode="after")
     def _check(self) -> Recipe:
@@ -59,17 +95,52 @@ class Recipe(Settings):
             if number.values is not None and len(number.values) != self.stream.tasks:
                 text = f"{len(number.values)} values of {number.method} for {self.stream.tasks} tasks"
                 raise problem("paper.values", text)
-        in_files = self.stream.source in ("imagenet", "folder") and not self.stream.options.get("resident")
-        if in_files and self.training.augment.rotate:
-            raise problem("training.augment.rotate", f"{self.stream.source} is read from files, which are not rotated")
-        self._check_network()
+        if isinstance(self.stream, ZeroShotSettings):
+            self._check_zero_shot(self.stream)
+        else:
+            if self.classifier:
+                raise problem("classifier", "only zero-shot tasks have one")
+            if self.training.sampling == "afresh":
+                raise problem("training.sampling", "images come in 'passes'")
+            self._check_images(self.stream)
         return self
 
-    def _check_network(self) -> None:
+    def _check_zero_shot(self, stream: ZeroShotSettings) -> None:
+        import inspect
+
+        import torch
+
+        from rkr.learners.zeroshot import ClassifierOptions
+
+        known = inspect.signature(ClassifierOptions, eval_str=True).parameters
+        for name in self.classifier:
+            if name not in known:
+                raise problem(f"classifier.{name}", f"no such key{choose(name, known)}")
+        plain = {name: tuple(v) if isinstance(v, list) else v for name, v in self.classifier.items()}
+        check_values(known, plain, "classifier.")
+        epochs = self.classifier.get("epochs")
+        missing = [name for name in stream.datasets if name not in epochs] if isinstance(epochs, dict) else []
+        if missing:
+            raise problem("classifier.epochs", f"needs a number for {', '.join(missing)} too")
+        try:
+            ClassifierOptions.from_json(self.classifier)
+            with torch.device("meta"):
+                network = self.network.build()
+        except UsageError as error:
+            raise problem("", str(error)) from None
+        if not hasattr(network, "attribute_vae"):
+            raise problem("network.name", f"{self.network.name} is not for zero-shot tasks; choose cada-vae")
+        if any(self.training.augment.model_dump().values()):
+            raise problem("training.augment", "features cannot be augmented")
+
+    def _check_images(self, stream: StreamSettings) -> None:
         """Try the network on an image of the source's shape, on the meta device, where nothing is computed."""
         import torch
         from torch import nn
 
+        in_files = stream.source in ("imagenet", "folder") and not stream.options.get("resident")
+        if in_files and self.training.augment.rotate:
+            raise problem("training.augment.rotate", f"{stream.source} is read from files, which are not rotated")
         with torch.device("meta"), torch.no_grad():
             try:
                 network = self.network.build().eval()
@@ -79,23 +150,22 @@ class Recipe(Settings):
             head = self.network.head
             if head not in layers:
                 raise problem("network.head", f"{self.network.name} has no linear layer {head!r}{choose(head, layers)}")
-            shape = image_shape(self.stream.source, self.stream.options)
+            shape = image_shape(stream.source, stream.options)
             try:
                 network(torch.zeros(1, *shape))
             except Exception:
                 takes = "x".join(map(str, getattr(network, "input_shape", ("other",))))
-                text = f"{self.network.name} is for images of {takes}, but those of {self.stream.source} are "
+                text = f"{self.network.name} is for images of {takes}, but those of {stream.source} are "
                 raise problem("network", text + "x".join(map(str, shape))) from None
 
     def method(self, name: str) -> MethodSettings:
-        """A method of the recipe, or else one that is registered in `rkr.learners.METHODS`."""
-        from rkr.learners import METHODS
-
+        """A method of the recipe, or else one that is registered in `rkr.learners`."""
+        registered = methods(self.zero_shot)
         if name in self.methods:
             return self.methods[name]
-        if name in METHODS:
-            return MethodSettings(learner=name)
-        names = dict.fromkeys((*self.methods, *METHODS))
+        if name in registered:
+            return MethodSettings(learner=name, zero_shot=self.zero_shot)
+        names = dict.fromkeys((*self.methods, *registered))
         raise UsageError(f"no method {name!r}{choose(name, names)}")
 
     def changed(self, epochs: int | None = None, seed: int | None = None, limit: int | None = None) -> Recipe:
@@ -106,6 +176,21 @@ class Recipe(Settings):
         stream = self.stream if limit is None else self.stream.with_changes(limit=limit)
         return self.model_copy(update={"training": training, "stream": stream})
 
+    def on_validation(self) -> Recipe:
+        """The recipe with classes held out of training in the place of the test: for choices that must not see it."""
+        if not isinstance(self.stream, ZeroShotSettings):
+            raise UsageError(f"{self.name}: only zero-shot recipes have a validation part")
+        name = f"{self.name}-validation"
+        classifier = {**self.classifier, "epochs": "validation"}
+        stream = self.stream.with_changes(part="validation")
+        return self.model_copy(update={"name": name, "stream": stream, "classifier": classifier, "paper": ()})
+
+    @property
+    def chooses_epochs(self) -> bool:
+        """Whether the epochs of classifiers must be chosen on the validation part before anything is tested."""
+        on_test = isinstance(self.stream, ZeroShotSettings) and self.stream.part == "test"
+        return on_test and self.classifier.get("epochs", "validation") == "validation"
+
     def resolved(
         self,
         method: str,
@@ -115,12 +200,12 @@ class Recipe(Settings):
         limit: int | None = None,
     ) -> dict[str, Any]:
         """All settings of one run as plain JSON, the options of its method with their defaults among them."""
-        from rkr.learners import METHODS
-
         recipe = self.changed(epochs, seed, limit)
         recipe.stream.check_order(order)
         chosen = recipe.method(method)
-        options = {**METHODS[chosen.learner].options, **chosen.options}
+        options = {**chosen.method.options, **chosen.options}
+        if self.zero_shot:
+            options["classifier"] = self.classifier
         parts = recipe.model_dump(mode="json", include={"stream", "network", "training"})
         return {
             "recipe": self.name,
@@ -135,9 +220,21 @@ class Recipe(Settings):
         """The network, with random weights."""
         return self.network.build()
 
+    @property
+    def takes(self) -> tuple[int, ...]:
+        """The shape of a sample that the network is built for."""
+        import torch
+
+        with torch.device("meta"):
+            return tuple(self.network.build().input_shape)  # type: ignore[arg-type]
+
     def published(self, method: str, metric: str = "average accuracy") -> float | tuple[float, ...] | None:
-        """The paper's number, a difference added to what it is a difference to; None if there is none."""
-        numbers = [number for number in self.paper if number.metric == metric]
+        """The paper's number, a difference added to what it is a difference to; None if there is none.
+
+        Where it depends on the order of tasks, it is that of the recipe's first order.
+        """
+        here = (None, str(self.orders[0]))
+        numbers = [number for number in self.paper if number.metric == metric and number.order in here]
         absolute = {number.method: number for number in numbers if number.over is None}
         if method in absolute:
             return absolute[method].values or absolute[method].value
@@ -150,8 +247,11 @@ class Recipe(Settings):
     def published_numbers(self) -> dict[str, tuple[float, float | None]]:
         """For each method the paper's average accuracy, with half of its confidence interval where it is printed."""
         found: dict[str, tuple[float, float | None]] = {}
+        metric = "H" if self.zero_shot else "average accuracy"
         for number in self.paper:
-            value = self.published(number.method)
+            value = self.published(number.method, metric)
+            if isinstance(value, tuple):
+                value = round(fmean(value), 2)
             if isinstance(value, float):
                 spread = number.spread if number.metric == "average accuracy" else None
                 found.setdefault(number.method, (value, None))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
     from typing_extensions import Self
 
+    from rkr.learners import Method
     from rkr.tasks import Stream
     from rkr.tasks.download import Data
 
@@ -26,6 +27,7 @@ Order = int | str
 
 Positive = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, lt=1)]
 List = Field(strict=False)  # a list of the file becomes a tuple
 JOINED = {"split-cifar": ("cifar100",), "mnist-then": ("cifar10", "cifar100")}
 
@@ -49,10 +51,10 @@ class Settings(BaseModel):
 class StreamSettings(Settings):
     """How the tasks come about; call it for the stream itself."""
 
-    kind: Literal["split", "split-cifar", "mnist-then"] = "split"
+    kind: Literal["split", "split-cifar", "mnist-then", "zero-shot"] = "split"  # the last is `ZeroShotSettings`
     source: str
     tasks: Positive  # all of them, the CIFAR-10 or MNIST that comes first included
-    validation: Annotated[float, Field(ge=0, lt=1)] = 0.0  # share of every class that is cut from train
+    validation: Share = 0.0  # share of every class that is cut from train
     limit: Positive | None = None  # training images of a class
     seed: Whole = 0  # which images these two keep
     options: dict[str, Any] = {}  # for the source, such as the size of images
@@ -89,7 +91,7 @@ class StreamSettings(Settings):
         else:
             fitting = [first + n for n in range(1, classes + 1) if classes % n == 0]
         if self.tasks not in fitting:
-            what = {"split": "", "split-cifar": "after CIFAR-10, ", "mnist-then": "after MNIST, "}[self.kind]
+            what = {"split-cifar": "after CIFAR-10, ", "mnist-then": "after MNIST, "}.get(self.kind, "")
             sizes = "groups of 10" if self.kind == "split-cifar" else "equal parts"
             raise problem(
                 "tasks",
@@ -131,11 +133,67 @@ class StreamSettings(Settings):
         return split(source, self.of_source, chosen, **cut)
 
 
+class ZeroShotSettings(Settings):
+    """Zero-shot data sets in the layout of xlsa17, each a task; call it for the stream itself."""
+
+    kind: Literal["zero-shot"]
+    datasets: Annotated[tuple[str, ...], List, Field(min_length=1)]  # folders
+    features: str = "res101"  # the file of features in each
+    embedding: str = "att"  # the variable of attributes in each att_splits.mat
+    scaler: Literal["train", "each", "none"] = (
+        "train"  # "each" is fitted on test features too, as the authors' code did
+    )
+    part: Literal["test", "validation"] = "test"  # tested on the published test rows, or on some training classes
+    limit: Positive | None = None  # training rows of a class
+    seed: Whole = 0  # which rows and classes validation and limit keep
+
+    @property
+    def tasks(self) -> int:
+        return len(self.datasets)
+
+    @model_validator(mode="after")
+    def _check(self) -> ZeroShotSettings:
+        if len(set(self.datasets)) < len(self.datasets):
+            raise problem("datasets", f"a data set comes twice: {', '.join(self.datasets)}")
+        return self
+
+    def check_order(self, order: Order) -> None:
+        """Raise UsageError if tasks cannot come in this order."""
+        self.ordered(order)
+
+    def ordered(self, order: Order) -> tuple[str, ...]:
+        """The data sets in an order: "fixed" as listed, "first-CUB" with it and the first exchanged, or a seed."""
+        from rkr.tasks.cut import generator
+
+        names = list(self.datasets)
+        if isinstance(order, int) and not isinstance(order, bool) and order >= 0:
+            import torch
+
+            return tuple(names[i] for i in torch.randperm(len(names), generator=generator("datasets", order)))
+        swaps = {"fixed": 0, **{f"first-{name}": i for i, name in enumerate(names)}}
+        if order not in swaps:
+            raise UsageError(f"no order {order!r}; give a seed (0, 1, ...) or one of {', '.join(swaps)}")
+        i = swaps[str(order)]
+        names[0], names[i] = names[i], names[0]
+        return tuple(names)
+
+    def __call__(self, order: Order, data: Data = None) -> Stream:
+        """Load the features, from `data`, $RKR_DATA or the user's cache, as tasks."""
+        from rkr.tasks.xlsa17 import limited, load_xlsa17, validation_source, zero_shot_stream
+
+        sources = [load_xlsa17(name, data, self.features, self.embedding) for name in self.ordered(order)]
+        if self.limit is not None:
+            sources = [limited(source, self.limit, self.seed) for source in sources]
+        if self.part == "test":
+            return zero_shot_stream(sources, self.scaler)
+        return zero_shot_stream([validation_source(s, self.seed) for s in sources], self.scaler, validation=True)
+
+
 class NetworkSettings(Settings):
     """A network of `rkr.networks`; other keys than `name` and `head` are arguments of the function that builds it."""
 
     name: str
-    head: str = "fc"  # the classification layer, which every task has for itself
+    head: str = "fc"  # the classification layer, which every task has for itself; networks without one ignore it
     arguments: dict[str, Any] = {}
 
     @model_validator(mode="before")
@@ -177,10 +235,14 @@ class TrainingSettings(Settings):
     batch: Positive = 128
     optimizer: Literal["sgd", "adam"] = "sgd"
     lr: Annotated[float, Field(gt=0)]
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    momentum: Share = 0.0
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     milestones: Annotated[tuple[Positive, ...], List] = ()  # after so many epochs `lr` is multiplied by `gamma`
     gamma: Annotated[float, Field(gt=0)] = 0.1
+    betas: Annotated[tuple[Share, Share], List] = (0.9, 0.999)  # of adam
+    eps: Annotated[float, Field(gt=0)] = 1e-8  # of adam
+    amsgrad: bool = False  # of adam
+    sampling: Literal["passes", "afresh"] = "passes"  # an epoch meets every sample once, or draws each batch from all
     augment: AugmentSettings = AugmentSettings()
     seed: Whole = 0
     memory_format: Literal["contiguous", "channels_last"] = "channels_last"
@@ -211,25 +273,36 @@ class TrainingSettings(Settings):
 
 
 class MethodSettings(Settings):
-    """A method that a recipe offers: a name of `rkr.learners.METHODS`, and options other than its own."""
+    """A method that a recipe offers: a name of `rkr.learners.METHODS`, and options other than its own.
+
+    With `zero_shot` it is one of `ZERO_SHOT_METHODS`; the recipe's stream decides, and files do not say it.
+    """
 
     learner: str
     options: dict[str, Any] = {}
+    zero_shot: bool = False
+
+    @property
+    def method(self) -> Method:
+        """The method itself, without the options."""
+        return methods(self.zero_shot)[self.learner]
 
     @model_validator(mode="after")
     def _check(self) -> MethodSettings:
         from rkr.core.options import Options
-        from rkr.learners import METHODS
 
-        if self.learner not in METHODS:
-            raise problem("learner", f"no method is called {self.learner!r}{choose(self.learner, METHODS)}")
-        known = METHODS[self.learner].options
+        known_methods = methods(self.zero_shot)
+        if self.learner not in known_methods:
+            raise problem("learner", f"no method is called {self.learner!r}{choose(self.learner, known_methods)}")
+        known = {name: value for name, value in self.method.options.items() if name != "classifier"}
         for name in self.options:
+            if name == "classifier" and self.zero_shot:
+                raise problem(name, "the same for all methods, in a section [classifier] of its own")
             if name not in known:
                 options = choose(name, known) if known else "; it has none"
                 raise problem(name, f"{self.learner} has no such option{options}")
         rectifying = {field.name for field in dataclasses.fields(Options)}
-        for name in self.options.keys() & rectifying:
+        for name in self.options.keys() & rectifying if rectifying <= known.keys() else ():
             try:
                 Options.from_json({name: self.options[name]})
             except UsageError as error:
@@ -237,20 +310,32 @@ class MethodSettings(Settings):
         return self
 
 
+def methods(zero_shot: bool) -> dict[str, Method]:
+    """The methods for a kind of tasks."""
+    from rkr.learners import METHODS, ZERO_SHOT_METHODS
+
+    return ZERO_SHOT_METHODS if zero_shot else METHODS
+
+
 METHOD_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]*")  # it names a folder, and is listed between commas
 
 
-def method_table(name: str, table: Any) -> Any:
+def method_table(name: str, table: Any, zero_shot: bool = False) -> Any:
     """[methods.rkr-k4] as it is written: the learner is called like the section, other keys are options."""
     if not METHOD_NAME.fullmatch(name):
         raise problem(name, "a method's name has letters, digits, '-', '_' and '.' only, and begins with a letter")
-    if not isinstance(table, dict) or ("learner" in table and isinstance(table.get("options"), dict)):
+    if not isinstance(table, dict):
         return table
+    if "learner" in table and isinstance(table.get("options"), dict):
+        return {**table, "zero_shot": zero_shot}
     options = {key: value for key, value in table.items() if key != "learner"}
-    return {"learner": table.get("learner", name), "options": options}
+    return {"learner": table.get("learner", name), "options": options, "zero_shot": zero_shot}
 
 
-Metric = Literal["average accuracy", "top-5 running mean", "capacity", "parameters per task", "multiply-adds"]
+Metric = Literal[
+    "average accuracy", "top-5 running mean", "capacity", "parameters per task", "multiply-adds", "U", "S", "H"
+]
+FOR_EACH_TASK = ("top-5 running mean", "U", "S", "H")
 
 
 class PaperNumber(Settings):
@@ -258,20 +343,22 @@ class PaperNumber(Settings):
 
     "average accuracy" is the mean over tasks after the last one; "top-5 running mean" the same after every task,
     for the five most likely classes; "capacity" what network and tasks have together, the network being 100;
-    "parameters per task" and "multiply-adds" what a task adds.
+    "parameters per task" and "multiply-adds" what a task adds; "U", "S" and "H" are of every data set at the end, in
+    the order in which they are learned.
     """
 
     method: str
     metric: Metric = "average accuracy"
     value: float | None = None
-    values: Annotated[tuple[float, ...] | None, List] = None  # after each task
+    values: Annotated[tuple[float, ...] | None, List] = None  # after each task, or of each task
     spread: Annotated[float, Field(ge=0)] | None = None  # half of the 95 % confidence interval
     over: str | None = None  # the number is the difference to this method's
+    order: str | None = None  # where it holds for one order of tasks only
     where: str
 
     @model_validator(mode="after")
     def _check(self) -> PaperNumber:
-        wanted, other = ("values", "value") if self.metric == "top-5 running mean" else ("value", "values")
+        wanted, other = ("values", "value") if self.metric in FOR_EACH_TASK else ("value", "values")
         if getattr(self, wanted) is None or getattr(self, other) is not None:
             raise problem(wanted, f"{self.metric!r} needs {wanted!r}, and not {other!r}")
         return self

@@ -4,7 +4,14 @@ The figures are in `rkr.report.figures`, which is not imported here because matp
 """
 
 from rkr.report.results import Result, by_recipe, find_results, read_result
-from rkr.report.tables import accuracy_table, added_by_a_task, summary_json, summary_table, summary_tables
+from rkr.report.tables import (
+    accuracy_table,
+    added_by_a_task,
+    summary_json,
+    summary_table,
+    summary_tables,
+    zero_shot_table,
+)
 
 __all__ = [
     "Result",
@@ -16,4 +23,5 @@ __all__ = [
     "summary_json",
     "summary_table",
     "summary_tables",
+    "zero_shot_table",
 ]

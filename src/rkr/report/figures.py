@@ -73,13 +73,13 @@ def accuracy_over_tasks(results: Sequence[Result], path: str | os.PathLike[str],
             for run in runs:
                 if not run.finished and run.done:
                     y = np.array(metrics.running_mean(run.rows(top))) * 100
-                    label = f"{method}, order {run.order}, not finished"
+                    label = f"{method}, order {run.label}, not finished"
                     (line,) = axes.plot(range(1, run.done + 1), y, "--", label=label, **look)
                     lines.append((y[-1], line))
         if not lines:
             raise UsageError("no run has learned a task yet")
         axes.set_xlabel("tasks learned")
-        axes.set_ylabel(f"mean {_accuracy(top)} on them (%)")
+        axes.set_ylabel(f"mean {_accuracy(results[0], top)} on them (%)")
         axes.set_title(results[0].recipe + (" (bands: 95 % confidence over orders)" if several else ""), loc="left")
         axes.set_xlim(0.7, tasks + 0.3)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))
@@ -122,7 +122,7 @@ def during_after(results: Sequence[Result], path: str | os.PathLike[str], top: T
         else:
             grid[0, 0].xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))
             figure.supxlabel("task, in the order of learning", fontsize=9)
-        figure.supylabel(f"{_accuracy(top)} (%)", fontsize=9)
+        figure.supylabel(f"{_accuracy(results[0], top)} (%)", fontsize=9)
         handles, labels = grid[0, 0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper right", ncols=2)
         return _write(figure, path)
@@ -160,8 +160,8 @@ def accuracy_matrix(result: Result, path: str | os.PathLike[str], top: Top = 1) 
         axes.set_xlabel("tested on task")
         axes.set_ylabel("after learning task")
         progress = "" if result.finished else f", {result.done} of {len(result.tasks)} tasks"
-        axes.set_title(f"{result.recipe}: {result.method}, order {result.order}{progress}", loc="left")
-        bar = figure.colorbar(mesh, ax=axes, label=f"{_accuracy(top)} (%)", shrink=0.8)
+        axes.set_title(f"{result.recipe}: {result.method}, order {result.label}{progress}", loc="left")
+        bar = figure.colorbar(mesh, ax=axes, label=f"{_accuracy(result, top)} (%)", shrink=0.8)
         bar.outline.set_visible(False)
         return _write(figure, path)
 
@@ -175,13 +175,13 @@ def write_figures(results: Sequence[Result], folder: str | os.PathLike[str], top
         written += during_after(results, folder / "during_after", top)
     for result in results:
         if result.done:
-            name = re.sub(r"[^\w.-]+", "_", f"accuracy_matrix-{result.method}-{result.order}")
+            name = re.sub(r"[^\w.-]+", "_", f"accuracy_matrix-{result.method}-{result.label}")
             written += accuracy_matrix(result, folder / name, top)
     return written
 
 
-def _accuracy(top: Top) -> str:
-    return "accuracy" if top == 1 else "top-5 accuracy"
+def _accuracy(result: Result, top: Top) -> str:
+    return result.measure if top == 1 else "top-5 accuracy"
 
 
 def _ticks(axes: Axes, n: int, tasks: Sequence[str]) -> None:

@@ -86,9 +86,9 @@ def order_robustness(results: Sequence[Result], top: Top = 1) -> OrderRobustness
     """For each group of classes c, max_r p_rc - min_r p_rc over runs r in different orders; its mean and maximum.
 
     p_rc is the final accuracy in run r on the task of these classes. None unless all runs are finished and have the
-    same groups, all different, or if there is only one run.
+    same groups, all different, or if there is only one order.
     """
-    if len(results) < 2 or not all(result.finished for result in results):
+    if len({result.order for result in results}) < 2 or not all(result.finished for result in results):
         return None
     finals = []
     for result in results:

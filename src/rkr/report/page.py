@@ -7,22 +7,23 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rkr.errors import RkrError
-from rkr.recipes import load_recipe
+from rkr.recipes import Recipe, load_recipe
+from rkr.report.metrics import Spread
 from rkr.report.results import Result, by_recipe, find_results
-from rkr.report.tables import summarise, summary_cells
+from rkr.report.tables import summarise, summary_cells, zero_shot_cells
 
 INTRODUCTION = """\
 # Results
 
 Made by `make results` from the files in [results/](../results): no number here is typed by hand. Accuracy is the mean
-over all tasks after the last one, in %, the task given; ± is the 95 % interval over orders where there are several.
-`paper` is what the paper prints for its own schedule and 5 orders. The other columns are explained in
-[experiments.md](experiments.md).
+over all tasks after the last one, in %, the task given; ± is the 95 % interval over orders or seeds where there are
+several. Of zero-shot tasks H takes the place of accuracy. `paper` is what the paper prints for its own schedule and 5
+orders. The other columns are explained in [experiments.md](experiments.md).
 """
 
 
@@ -36,12 +37,12 @@ def page(results: Sequence[Result]) -> str:
 
 def _section(name: str, runs: Sequence[Result]) -> str:
     settings = runs[0].settings
-    recipe = load_recipe(settings["recipe"])
-    training, stream, network = settings["training"], settings["stream"], settings["network"]
+    recipe = _recipe(settings)
+    training, network = settings["training"], settings["network"]
     augment = ", ".join(f"{key} {value}" for key, value in training["augment"].items() if value) or "none"
     lines = [f"## {name}", "", f"{recipe.title}. {recipe.about}.", ""]
     lines.append(
-        f"{stream['tasks']} tasks, {network['name']}; {training['epochs']} epochs a task, {training['optimizer']} "
+        f"{len(runs[0].tasks)} tasks, {network['name']}; {training['epochs']} epochs a task, {training['optimizer']} "
         f"{training['lr']} x {training['gamma']} at {', '.join(map(str, training['milestones'])) or 'no epoch'}, "
         f"momentum {training['momentum']}, weight decay {training['weight_decay']}, batch {training['batch']}, "
         f"augmentation: {augment}; seed {training['seed']}."
@@ -52,26 +53,58 @@ def _section(name: str, runs: Sequence[Result]) -> str:
     if summaries:
         cells = summary_cells(summaries)
         lines += ["", *_table(["method", *cells], zip((s.method for s in summaries), *cells.values(), strict=True))]
+    if recipe.zero_shot:
+        lines += _zero_shot(runs)
     begun = [run for run in runs if run.done]
     if begun:
         tasks = len(begun[0].tasks)
         rows = [
             [
                 run.method,
-                run.order,
+                run.label,
                 *(f"{100 * a:.1f}" for a in run.matrix[-1]),
                 *["–"] * (tasks - run.done),
                 _commit(run),
             ]
             for run in begun
         ]
-        lines += ["", "Each task at the end, in the run's own order; – is not learned yet:", ""]
+        what = "Each task" if begun[0].measure == "accuracy" else f"{begun[0].measure} of each task"
+        lines += ["", f"{what} at the end, in the run's own order; – is not learned yet:", ""]
         lines += _table(["method", "order", *map(str, range(1, tasks + 1)), "commit"], rows)
-    open_runs = [f"{run.method} {run.order} ({run.done} of {len(run.tasks)} tasks)" for run in runs if not run.finished]
+    open_runs = [f"{run.method} {run.label} ({run.done} of {len(run.tasks)} tasks)" for run in runs if not run.finished]
     if open_runs:
         lines += ["", f"Not complete, and so in no average: {', '.join(open_runs)}."]
     lines += ["", f"Machine: {', '.join(sorted({_machine(run) for run in runs}))}.", ""]
     return "\n".join(lines)
+
+
+def _recipe(settings: Mapping[str, Any]) -> Recipe:
+    if settings["stream"].get("part") == "validation":
+        return load_recipe(settings["recipe"].removesuffix("-validation")).on_validation()
+    return load_recipe(settings["recipe"])
+
+
+def _zero_shot(runs: Sequence[Result]) -> list[str]:
+    """U, S and H of each data set, mean and sample standard deviation over runs, and how the classifier was trained."""
+    cells = zero_shot_cells(runs)
+    if not cells:
+        return []
+
+    def cell(value: Spread) -> str:
+        return f"{100 * value.mean:.1f}" + ("" if value.std is None else f" ({100 * value.std:.1f})")
+
+    header = ["method", *next(iter(cells.values()))]
+    rows = [[method, *map(cell, row.values())] for method, row in cells.items()]
+    epochs = runs[0].settings["options"]["classifier"]["epochs"]
+    chosen = ", ".join(f"{name} {n}" for name, n in epochs.items()) if isinstance(epochs, dict) else str(epochs)
+    return [
+        "",
+        "After the last task, the mean over runs (and their standard deviation):",
+        "",
+        *_table(header, rows),
+        "",
+        f"Epochs of the classifiers: {chosen}.",
+    ]
 
 
 def _about(run: Result) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from rkr.errors import FileError, UsageError
 
 FORMAT = 1
+CLASSIFICATION, ZERO_SHOT = ("accuracy", "top5"), ("H", "U", "S")
 RUN, RESULTS, TIMES = "run.json", "results.jsonl", "times.jsonl"
 
 Row = tuple[float, ...]  # fractions; row i has the accuracy on tasks 1..i after learning task i
@@ -68,12 +69,12 @@ class Result:
     tasks: tuple[str, ...]  # of the whole stream, learned or not
     groups: tuple[tuple[int, ...], ...]  # for each task, the numbers of its classes
     settings: Mapping[str, Any]
-    matrix: tuple[Row, ...]  # top-1 accuracy with the task given
-    top5: tuple[Row, ...]
+    measures: Mapping[str, tuple[Row, ...]]  # with the task given; the first one counts: accuracy, or H in zero-shot
     agnostic: tuple[Row | None, ...]  # top-1 accuracy with the task inferred, where it was computed
     proofs: tuple[Mapping[str, str], ...]  # for each row, task -> hash of its logits on its test images
     unchanged: tuple[bool | None, ...]  # whether all earlier tasks answer bit for bit as before; None: not promised
     costs: tuple[Cost, ...]
+    notes: tuple[Mapping[str, Any], ...]  # what the method recorded of each task
     epochs: tuple[Epoch, ...]
     times: tuple[Times, ...]  # of the tasks that have one, in order
     finished: bool
@@ -83,9 +84,24 @@ class Result:
         """How many tasks are learned and tested."""
         return len(self.matrix)
 
+    @property
+    def label(self) -> str:
+        """What tells the run from others of the method."""
+        return f"{self.order} seed {self.seed}" if self.seed else self.order
+
+    @property
+    def measure(self) -> str:
+        """What `matrix` holds."""
+        return next(iter(self.measures))
+
+    @property
+    def matrix(self) -> tuple[Row, ...]:
+        """The measure that counts, of every task after every task."""
+        return self.measures[self.measure]
+
     def rows(self, top: Top = 1) -> tuple[Row, ...]:
         """The accuracy matrix, top-1 or top-5."""
-        return self.matrix if top == 1 else self.top5
+        return self.matrix if top == 1 else self.measures["top5"]
 
 
 def read_result(folder: str | os.PathLike[str]) -> Result:
@@ -98,8 +114,10 @@ def read_result(folder: str | os.PathLike[str]) -> Result:
     if not tasks or len(groups) != len(tasks):
         raise FileError(f"{stream.where}: {len(tasks)} tasks, but classes of {len(groups)}")
 
-    matrix: list[Row] = []
-    top5: list[Row] = []
+    unseen = any(task.get("unseen") for task in stream.list("tasks"))
+    measures: dict[str, list[Row]] = {name: [] for name in (ZERO_SHOT if unseen else CLASSIFICATION)}
+    matrix = next(iter(measures.values()))
+    notes: list[Mapping[str, Any]] = []
     agnostic: list[Row | None] = []
     proofs: list[Mapping[str, str]] = []
     unchanged: list[bool | None] = []
@@ -133,8 +151,9 @@ def read_result(folder: str | os.PathLike[str]) -> Result:
                 )
             )
             continue
-        matrix.append(line.fractions("accuracy", number))
-        top5.append(line.fractions("top5", number))
+        for name, rows in measures.items():
+            rows.append(line.fractions(name, number))
+        notes.append(line.object("notes").values if "notes" in line.values else {})
         agnostic.append(None if line.get("agnostic") is None else line.fractions("agnostic", number))
         proofs.append(line.texts("proof"))
         unchanged.append(line.flag("unchanged"))
@@ -152,12 +171,12 @@ def read_result(folder: str | os.PathLike[str]) -> Result:
         tasks=tasks,
         groups=groups,
         settings=run.object("settings").values,
-        matrix=tuple(matrix),
-        top5=tuple(top5),
+        measures={name: tuple(rows) for name, rows in measures.items()},
         agnostic=tuple(agnostic),
         proofs=tuple(proofs),
         unchanged=tuple(unchanged),
         costs=tuple(costs),
+        notes=tuple(notes),
         epochs=tuple(epochs),
         times=_read_times(folder / TIMES, tasks),
         finished=finished,

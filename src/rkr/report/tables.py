@@ -20,7 +20,7 @@ from rkr.report.results import Result, Top, by_method
 
 Paper = Mapping[str, tuple[float, float | None]]
 
-ALONE = "separate"  # the method that trains a network for each task alone: what forward transfer is measured from
+ALONE = ("separate", "original")  # methods that train a network for each task alone: forward transfer is from them
 NOTHING = "–"
 LOOK: dict[str, Any] = {"header_style": "bold", "box": box.SIMPLE_HEAD, "collapse_padding": True, "pad_edge": False}
 
@@ -30,8 +30,9 @@ class Summary:
     """The finished runs of one method, in fractions; None is what they cannot tell."""
 
     method: str
-    orders: tuple[str, ...]
-    by_order: tuple[float, ...]  # average accuracy of each run
+    measure: str  # "accuracy", or "H" of zero-shot tasks
+    runs: tuple[str, ...]  # their orders and seeds
+    by_run: tuple[float, ...]  # average accuracy of each run
     accuracy: Spread
     paper: tuple[float, float | None] | None  # in percent
     forgetting: Spread | None
@@ -48,18 +49,18 @@ class Summary:
 def summarise(results: Sequence[Result], paper: Paper | None = None, top: Top = 1) -> list[Summary]:
     """A summary of each method that has finished runs, in the order of the results; unfinished runs are left out."""
     methods = by_method(results)
-    alone = {run.order: run for run in methods.get(ALONE, ()) if run.finished}
+    alone = {run.label: run for method in ALONE for run in methods.get(method, ()) if run.finished}
     summaries = []
     for method, runs in methods.items():
         finished = [run for run in runs if run.finished]
         if finished:
-            summaries.append(_summary(method, finished, {} if method == ALONE else alone, paper or {}, top))
+            summaries.append(_summary(method, finished, {} if method in ALONE else alone, paper or {}, top))
     return summaries
 
 
 def _summary(method: str, runs: Sequence[Result], alone: Mapping[str, Result], paper: Paper, top: Top) -> Summary:
     def forward(run: Result) -> float | None:
-        reference = alone.get(run.order)
+        reference = alone.get(run.label)
         if reference is None or reference.groups != run.groups:
             return None
         return metrics.forward_transfer(run.rows(top), metrics.during(reference.rows(top)))
@@ -71,8 +72,9 @@ def _summary(method: str, runs: Sequence[Result], alone: Mapping[str, Result], p
     pairs = [metrics.unchanged_pairs(run) for run in runs]
     return Summary(
         method=method,
-        orders=tuple(run.order for run in runs),
-        by_order=tuple(averages),
+        measure=runs[0].measure,
+        runs=tuple(run.label for run in runs),
+        by_run=tuple(averages),
         accuracy=spread(averages),
         paper=paper.get(method),
         forgetting=_spread(metrics.forgetting(run.rows(top)) for run in runs),
@@ -99,8 +101,10 @@ def _spread(values: Iterable[float | None]) -> Spread | None:
 def accuracy_table(result: Result, top: Top = 1) -> Table:
     """The accuracy matrix of a run: a row after each task, a column for each task."""
     table = Table(
-        title=Text(f"{result.recipe} · {result.method} · order {result.order}"),
-        caption=_caption(f"top-{top} accuracy in %", "" if result.finished else f"not finished: {_progress(result)}"),
+        title=Text(f"{result.recipe} · {result.method} · order {result.label}"),
+        caption=_caption(
+            f"{_named(result.measure, top)} in %", "" if result.finished else f"not finished: {_progress(result)}"
+        ),
         **LOOK,
     )
     table.add_column("after learning", overflow="fold")
@@ -145,8 +149,8 @@ def summary_tables(results: Sequence[Result], paper: Paper | None = None, top: T
 def summary_cells(summaries: Sequence[Summary]) -> dict[str, list[str]]:
     """The columns of a summary by name, a cell for each method; empty columns are left out."""
     columns: dict[str, Callable[[Summary], str]] = {
-        "orders": lambda s: str(len(s.orders)),
-        "accuracy": lambda s: _plus_minus(100 * s.accuracy.mean, s.accuracy.half_width, 100),
+        "runs": lambda s: str(len(s.runs)),
+        _column(summaries): lambda s: _plus_minus(100 * s.accuracy.mean, s.accuracy.half_width, 100),
         "paper": lambda s: NOTHING if s.paper is None else _plus_minus(*s.paper),
         "forgets": lambda s: _points(s.forgetting),
         "BWT": lambda s: _points(s.backward_transfer),
@@ -176,14 +180,15 @@ def summary_table(
     cells = {name: column for name, column in cells.items() if name not in without and (only is None or name in only)}
     unfinished = [result for result in results if not result.finished]
     if not summaries:
-        cells = {"orders": [], "accuracy": []}
+        cells = {"runs": [], "accuracy": []}
 
-    several = any(len(summary.orders) > 1 for summary in summaries)
+    several = any(len(summary.runs) > 1 for summary in summaries)
+    shown = _column(summaries)
     table = Table(
         title=Text(f"{results[0].recipe} · {len(results[0].tasks)} tasks"),
         caption=_caption(
-            f"mean top-{top} accuracy over all tasks at the end, in %" if "accuracy" in cells else "",
-            "± 95 % confidence over orders" if several and "accuracy" in cells else "",
+            f"mean {_named(results[0].measure, top)} over all tasks at the end, in %" if shown in cells else "",
+            "± 95 % confidence over runs" if several and shown in cells else "",
             "BWT: backward transfer" if "BWT" in cells else "",
             "FWT: forward transfer" if "FWT" in cells else "",
             "AOPD, MOPD: average and maximum disparity between orders" if "AOPD" in cells else "",
@@ -200,9 +205,9 @@ def summary_table(
     if summaries and unfinished:
         table.add_section()
     for result in unfinished:
-        known = {"accuracy": _progress(result)}
+        known = {shown: _progress(result)}
         row = [Text(known.get(name, NOTHING)) for name in cells]
-        table.add_row(Text(f"{result.method} {result.order}"), *row, style="dim")
+        table.add_row(Text(f"{result.method} {result.label}"), *row, style="dim")
     return table
 
 
@@ -213,9 +218,10 @@ def summary_json(results: Sequence[Result], paper: Paper | None = None, top: Top
         methods.append(
             {
                 "method": s.method,
-                "orders": list(s.orders),
+                "runs": list(s.runs),
+                "measure": s.measure,
                 "accuracy": _json(s.accuracy),
-                "accuracy_by_order": {o: 100 * a for o, a in zip(s.orders, s.by_order, strict=True)},
+                "accuracy_by_run": {run: 100 * a for run, a in zip(s.runs, s.by_run, strict=True)},
                 "paper": None if s.paper is None else {"value": s.paper[0], "half_width": s.paper[1]},
                 "forgetting": _json(s.forgetting),
                 "backward_transfer": _json(s.backward_transfer),
@@ -234,12 +240,53 @@ def summary_json(results: Sequence[Result], paper: Paper | None = None, top: Top
         "tasks": len(results[0].tasks),
         "top": top,
         "methods": methods,
-        "unfinished": [{"method": r.method, "order": r.order, "done": r.done} for r in results if not r.finished],
+        "unfinished": [{"method": r.method, "run": r.label, "done": r.done} for r in results if not r.finished],
     }
 
 
 # ---------------------------------------------------------------------------------------------------------
+# Zero-shot tasks: three figures each, as the paper prints them
+
+
+def zero_shot_cells(results: Sequence[Result]) -> dict[str, dict[str, Spread]]:
+    """For each method that has finished runs, "CUB U", "CUB S", "CUB H", ... at the end, over its runs."""
+    cells: dict[str, dict[str, Spread]] = {}
+    for method, runs in by_method(results).items():
+        finished = [run for run in runs if run.finished]
+        for task in sorted(finished[0].tasks) if finished else ():
+            for name in ("U", "S", "H"):
+                values = [run.measures[name][-1][run.tasks.index(task)] for run in finished]
+                cells.setdefault(method, {})[f"{task} {name}"] = spread(values)
+    return cells
+
+
+def zero_shot_table(results: Sequence[Result]) -> Table:
+    """U, S and H of every data set after the last one, a row for each method."""
+    cells = zero_shot_cells(results)
+    table = Table(
+        title=Text(f"{results[0].recipe} · after the last task"),
+        caption=_caption("U, S: mean accuracy of unseen and seen classes in %; H: their harmonic mean"),
+        **LOOK,
+    )
+    table.add_column("method", overflow="fold")
+    for name in next(iter(cells.values()), {}):
+        table.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True)
+    for method, row in cells.items():
+        table.add_row(Text(method), *(Text(f"{100 * value.mean:.1f}") for value in row.values()))
+    return table
+
+
+# ---------------------------------------------------------------------------------------------------------
 # Cells
+
+
+def _column(summaries: Sequence[Summary]) -> str:
+    """What the column of the measure that counts is called."""
+    return summaries[0].measure if summaries else "accuracy"
+
+
+def _named(measure: str, top: Top) -> str:
+    return f"top-{top} accuracy" if measure == "accuracy" else measure
 
 
 def _json(value: Spread | None) -> dict[str, Any] | None:

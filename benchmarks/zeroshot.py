@@ -1,0 +1,62 @@
+"""A training step of CADA-VAE: the first task's, which trains everything, against later ones of the methods."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from measure import interleaved
+
+from rkr.engine.processes import keep_freed_memory
+from rkr.learners import ZERO_SHOT_METHODS
+from rkr.learners.learner import SeenTask
+from rkr.networks import CadaVae
+
+BATCH, CLASSES, UNSEEN, ATTRIBUTES = 50, 200, 50, 312  # CUB
+ROUNDS = 25
+BAR = 0.60  # RKR against the first task's plain step, at most
+
+
+def stepper(method: str, tasks: int, fused: bool, **options: Any) -> Callable[[], None]:
+    """A step of the last of some tasks, in the middle of the schedule, where all terms of the loss count."""
+    torch.manual_seed(0)
+    learner = ZERO_SHOT_METHODS[method].build(CadaVae, "", classifier={"epochs": 1}, **options)
+    names = tuple(map(str, range(CLASSES)))
+    for number in range(tasks):
+        attributes = torch.rand(CLASSES, ATTRIBUTES)
+        unseen = tuple(range(CLASSES - UNSEEN, CLASSES))
+        learner.begin(SeenTask(number, f"task {number}", names, 0, attributes, unseen))
+    phase = learner.phases()[-1]
+    learner.prepare(phase)
+    learner.begin_epoch(0.5)
+    x, y = torch.rand(BATCH, 2048), torch.randint(CLASSES - UNSEEN, (BATCH,))
+    optimizer = torch.optim.Adam(learner.groups(), lr=1.5e-4, amsgrad=True, fused=fused)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        learner.loss(x, y).loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def run(network: str = "") -> None:
+    if network.lower() not in "cada-vae":
+        return
+    warnings.simplefilter("ignore")
+    keep_freed_memory()
+    print("training step of CADA-VAE 2048-1560-64, attributes of CUB, batch 50, relative to the plain one")
+    for fused in (True, False):
+        cases = {
+            "plain": stepper("sft", 1, fused),
+            "rkr": stepper("rkr", 2, fused),
+            "rkr, decoder frozen": stepper("rkr", 2, fused, decoder="frozen"),
+            "l2": stepper("l2", 2, fused),
+            "lzsl": stepper("lzsl", 2, fused),
+        }
+        times = interleaved(cases, ROUNDS)
+        parts = [f"{name} {times[name] / times['plain']:.2f}" for name in cases]
+        kind = "fused Adam" if fused else "torch's default Adam"
+        print(f"{kind}:  {'  '.join(parts)}  (plain {1e3 * times['plain']:.1f} ms, bar {BAR})", flush=True)
