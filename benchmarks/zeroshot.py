@@ -29,7 +29,7 @@ def stepper(method: str, tasks: int, fused: bool, **options: Any) -> Callable[[]
         unseen = tuple(range(CLASSES - UNSEEN, CLASSES))
         learner.begin(SeenTask(number, f"task {number}", names, 0, attributes, unseen))
     phase = learner.phases()[-1]
-    learner.prepare(phase)
+    learner.prepare(phase, lambda: iter(()))
     learner.begin_epoch(0.5)
     x, y = torch.rand(BATCH, 2048), torch.randint(CLASSES - UNSEEN, (BATCH,))
     optimizer = torch.optim.Adam(learner.groups(), lr=1.5e-4, amsgrad=True, fused=fused)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rkr.core.cost import Cost
     from rkr.core.model import RectifiedModel, load, rectify
     from rkr.core.options import Options
+    from rkr.report.frame import results
 
 __version__ = "0.1.0"
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "load",
     "networks",
     "rectify",
+    "results",
 ]
 
 # Imported when first used: torch takes seconds, which `rkr --help` and reports should not have to wait for.
@@ -34,6 +36,7 @@ _PLACES = {
     "RectifiedModel": "rkr.core.model",
     "load": "rkr.core.model",
     "rectify": "rkr.core.model",
+    "results": "rkr.report.frame",
 }
 
 

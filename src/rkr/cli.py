@@ -15,8 +15,11 @@ import typer
 from rkr.errors import RkrError, UsageError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from rkr.core.cost import Cost
     from rkr.experiments import How, Plan
+    from rkr.reproduce import Exhibit
 
 app = typer.Typer(
     name="rkr",
@@ -285,6 +288,117 @@ def demo(
     _run(Plan(recipe, "digits", tuple(recipe.methods), recipe.orders[:1], out), How(threads=1), json_, matrices=True)
 
 
+@app.command()
+def reproduce(
+    exhibit: Annotated[str | None, typer.Argument(help="A table or figure of the paper, as --list names them.")] = None,
+    list_all: Annotated[bool, typer.Option("--list", help="All of them: recipe, data, time, state.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A much shorter schedule, and labelled so.")] = False,
+    runs: Annotated[int | None, typer.Option(help="Runs of each method. As many as the paper has else.")] = None,
+    show: Annotated[bool, typer.Option("--show", help="Run nothing; show what there is.")] = False,
+    data: Annotated[str | None, typer.Option(help="Where data sets lie. $RKR_DATA or the user's cache else.")] = None,
+    out: Annotated[Path, typer.Option(help="Where results go.")] = Path("runs"),
+    workers: Annotated[int, typer.Option(help="Runs at once, each in its own process.")] = 1,
+    threads: Annotated[int | None, typer.Option(help="Threads of each run. All cores over the workers else.")] = None,
+    json_: Json = False,
+) -> None:
+    """A table or figure of the paper: run what is missing, then show paper, ours, difference and verdict."""
+    from rkr.reproduce import exhibit_names, load_exhibit
+
+    if list_all or exhibit is None:
+        _list_exhibits([load_exhibit(name) for name in exhibit_names()], out, data, json_)
+        return
+    chosen = load_exhibit(exhibit)
+    if runs is not None and runs < 1:
+        raise UsageError(f"--runs must be at least 1, not {runs}")
+    if not show:
+        _run_exhibit(chosen.plans(out, data, runs, quick), workers, threads, json_)
+    _show_exhibit(chosen, out, quick, json_)
+
+
+def _run_exhibit(plans: list[Plan], workers: int, threads: int | None, json_: bool) -> None:
+    from rkr.display import choose_display
+    from rkr.experiments import STOPPED, How, run_plan
+    from rkr.report import find_results
+    from rkr.report.figures import write_figures
+
+    for plan in plans:
+        with choose_display("json" if json_ else "auto") as watch:
+            done = run_plan(plan, How(workers, threads), watch)
+        if not done:
+            if not json_:
+                print("The same command goes on from here.")
+            raise typer.Exit(STOPPED)
+        write_figures(find_results(plan.root), plan.root / "figures")
+        if not json_:
+            print(f"figures: {plan.root / 'figures'}")
+
+
+def _list_exhibits(exhibits: list[Exhibit], out: Path, data: str | None, json_: bool) -> None:
+    from rich.table import Table
+
+    from rkr.reproduce import state_of
+
+    rows: list[dict[str, Any]] = []
+    for exhibit in exhibits:
+        state = state_of(exhibit, out, data)
+        rows.append(
+            {
+                "name": exhibit.name,
+                "title": exhibit.title,
+                "where": exhibit.where,
+                "recipes": list(exhibit.recipes),
+                "data": state.data,
+                "hours": round(exhibit.minutes * (state.of - state.done) / 60, 1),
+                "done": state.done,
+                "of": state.of,
+            }
+        )
+    if json_:
+        print(json.dumps(rows, indent=2))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("name", "what", "recipes", "data", "time left*", "runs done"):
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        done = "counted" if not row["of"] else f"{row['done']} of {row['of']}"
+        time_left = f"{row['hours']:g} h" if row["hours"] else "-"
+        table.add_row(row["name"], row["title"], ", ".join(row["recipes"]), row["data"], time_left, done)
+    console = _console()
+    console.print(table)
+    print("* about, on one core, for the paper's schedule and number of runs; see --quick and --runs")
+
+
+def _show_exhibit(exhibit: Exhibit, out: Path, quick: bool, json_: bool) -> None:
+    from rich.table import Table
+
+    from rkr.reproduce import lines
+
+    found = lines(exhibit, out, quick)
+    if json_:
+        print(json.dumps({"event": "exhibit", "name": exhibit.name, "lines": [line.to_json() for line in found]}))
+        return
+    title = f"{exhibit.title} ({exhibit.where})"
+    changed = f"quick: {exhibit.quick.epochs} epochs, at most {exhibit.quick.limit} training samples of a class"
+    table = Table(title=f"{title}; {changed}" if quick else title, title_justify="left", box=None, header_style="bold")
+    for name in ("recipe", "method", "number", "paper", "ours", "difference", "n", "verdict"):
+        table.add_column(
+            name, overflow="fold", justify="right" if name in ("paper", "ours", "difference", "n") else "left"
+        )
+    for line in found:
+        table.add_row(*line.cells)
+    _console().print(table)
+    for note in exhibit.notes:
+        print(f"note: {note}")
+
+
+def _console() -> Console:
+    """A console; where nothing has an edge, lines are not broken at 80 columns."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=max(console.width, 160))
+
+
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not names:
@@ -294,20 +408,19 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _run(plan: Plan, how: How, json_: bool, matrices: bool = False, figures: bool = True) -> None:
     """Run, then show what came out."""
-    from rich.console import Console
-
     from rkr.display import choose_display
     from rkr.experiments import STOPPED, run_plan
     from rkr.report import (
         accuracy_table,
         added_by_a_task,
-        find_results,
+        comparable,
         read_result,
         summary_json,
         summary_tables,
         zero_shot_table,
     )
     from rkr.report.figures import write_figures
+    from rkr.report.scan import scan
 
     with choose_display("json" if json_ else "auto") as watch:
         done = run_plan(plan, how, watch)
@@ -321,26 +434,75 @@ def _run(plan: Plan, how: How, json_: bool, matrices: bool = False, figures: boo
     shortened = plan.epochs is not None or plan.limit is not None  # the paper's numbers are of its own schedule
     paper = {} if shortened else plan.recipe.published_numbers()
     if figures:
-        write_figures(find_results(plan.root), plan.root / "figures")
+        groups = comparable(scan(plan.root).results)
+        for name, runs in groups.items():
+            write_figures(runs, plan.root / "figures" / (name if len(groups) > 1 else ""))
     if json_:
-        print(json.dumps({"event": "summary", **summary_json(results, paper)}))
+        for runs in comparable(results).values():
+            print(json.dumps({"event": "summary", **summary_json(runs, paper)}))
         return
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=max(console.width, 140))  # a file has no edge
+    console = _console()
     if matrices:
         for result in results:
             console.print(accuracy_table(result))
-    for table in summary_tables(results, paper, width=console.width):
-        console.print(table)
-    if plan.recipe.zero_shot:
-        console.print(zero_shot_table(results))
+    for runs in comparable(results).values():
+        for table in summary_tables(runs, paper, width=console.width):
+            console.print(table)
+        if plan.recipe.zero_shot:
+            console.print(zero_shot_table(runs))
     for result in results:
         print(f"{result.method} {result.label}: {added_by_a_task(result)}")
     if figures:
         print(f"figures: {plan.root / 'figures'}")
     for job in plan.jobs:
         print(f"{job.method} {job.label}: results and task files in {plan.folder(job)}")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# rkr compare
+
+
+@app.command()
+def compare(
+    folders: Annotated[list[Path], typer.Argument(help="Runs, or folders of runs: of a method or of a recipe.")],
+    json_: Json = False,
+) -> None:
+    """Methods or runs beside each other, and how far each is from the first over the same orders and seeds."""
+    from rkr.report import comparison_json, comparison_tables
+    from rkr.report.compare import compare as compare_folders
+
+    found = compare_folders(folders)
+    if json_:
+        print(json.dumps(comparison_json(found), indent=2))
+        return
+    console = _console()
+    for table in comparison_tables(found):
+        console.print(table)
+    for item in found.skipped:
+        print(f"left out: {item.path}: {item.reason}", file=sys.stderr)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# rkr report
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of runs, such as runs/; all below them is found.")],
+    out: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("report"),
+    figures: Annotated[bool, typer.Option(help="Write figures for print.")] = True,
+) -> None:
+    """A page of results for a browser, and beside it tables (.md .csv .tex) and figures (.svg .png)."""
+    from rkr.report.html import write_report
+
+    written = write_report(folders, out, figures)
+    for item in written.skipped:
+        print(f"left out: {item.path}: {item.reason}", file=sys.stderr)
+    runs = f"{written.runs} run" + ("" if written.runs == 1 else "s")
+    print(f"{written.page}: {runs}, {written.page.stat().st_size / 1e6:.2f} MB")
+    for folder, files in (("tables", written.tables), ("figures", written.figures)):
+        if files:
+            print(f"{out / folder}: {len(files)} files")
 
 
 if __name__ == "__main__":

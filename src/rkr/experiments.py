@@ -85,7 +85,8 @@ class Plan:
 
         One rule serves all methods: a network for each task, trained without these classes.
         """
-        if not self.recipe.chooses_epochs:
+        with_classifiers = any("classifier" in self.recipe.method(name).method.options for name in self.methods)
+        if not self.recipe.chooses_epochs or not with_classifiers:
             return None
         recipe = self.recipe.on_validation()
         return dataclasses.replace(self, recipe=recipe, methods=("original",), orders=("fixed",), seeds=())
@@ -117,7 +118,7 @@ class Plan:
         augment = Augment(**training.augment.model_dump()) if any(training.augment.model_dump().values()) else None
         decided = self.recipe.resolved(method, order, self.epochs, seed, self.limit)
         options = dict(chosen.options)
-        if recipe.zero_shot:
+        if "classifier" in chosen.method.options:
             epochs = {"epochs": self._chosen_epochs()} if recipe.chooses_epochs else {}
             options["classifier"] = decided["options"]["classifier"] = {**recipe.classifier, **epochs}
         about = {

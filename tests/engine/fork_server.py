@@ -17,6 +17,7 @@ import lightning_fabric  # noqa: F401
 import matplotlib.figure  # noqa: F401
 import sklearn.datasets  # noqa: F401
 import small_runs
+import small_zeroshot
 import torch
 from torch import nn
 
@@ -82,6 +83,10 @@ def _run(folder: str, method: str, save_minutes: float = 0.0, **changes: Any) ->
     if changes.pop("plain", False):
         changes["augment"] = None
     small_runs.execute(folder, method, watch, save_minutes, **changes)
+
+
+def _zeroshot(folder: str, method: str, **changes: Any) -> None:
+    small_runs.execute(folder, small_zeroshot.make_experiment(method, **changes))
 
 
 def _norm(source: str, shares: list[int], target: str) -> None:

@@ -103,7 +103,7 @@ class TwoPhases(OneNetwork):
     def phases(self) -> Sequence[Phase]:
         return (Phase("heads", epochs=1, lr=0.1), Phase())
 
-    def prepare(self, phase: Phase) -> None:
+    def prepare(self, phase: Phase, train: ReadSamples) -> None:
         self.phase = phase.name
         self.network.conv1.weight.requires_grad_(phase.name != "heads")
         self.anchor.copy_(self.network.conv2.weight.detach() + 0.1 * torch.randn_like(self.anchor))

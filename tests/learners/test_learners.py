@@ -41,7 +41,7 @@ def learn(learner: Learner, task: SeenTask, steps: int = 3) -> list[float]:
     learner.begin(task)
     losses = []
     for phase in learner.phases():
-        learner.prepare(phase)
+        learner.prepare(phase, lambda: iter([batch(task)]))
         optimizer = torch.optim.SGD(learner.groups(), lr=0.05, momentum=0.9, weight_decay=5e-4)
         learner.train()
         for step in range(steps):

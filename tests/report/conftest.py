@@ -13,8 +13,13 @@ MATRIX = [[0.9], [0.7, 0.8], [0.6, 0.75, 0.95]]
 GROUPS = [[5, 1], [0, 3], [2, 4]]
 
 
-def lines_of(matrix: Sequence[Sequence[float]], isolated: bool, agnostic: bool) -> list[dict[str, Any]]:
-    """The lines of results.jsonl up to the end: two epochs a task; isolated tasks keep their logits."""
+def lines_of(
+    matrix: Sequence[Sequence[float]], isolated: bool, agnostic: bool, zero_shot: bool = False
+) -> list[dict[str, Any]]:
+    """The lines of results.jsonl up to the end: two epochs a task; isolated tasks keep their logits.
+
+    Of zero-shot tasks the matrix is H, U is 0.1 less and S 0.05 more.
+    """
     lines: list[dict[str, Any]] = []
     for number, row in enumerate(matrix, 1):
         task = f"toy-{number}"
@@ -22,14 +27,17 @@ def lines_of(matrix: Sequence[Sequence[float]], isolated: bool, agnostic: bool) 
             line = {"event": "epoch", "number": number, "task": task, "phase": "train", "epoch": epoch}
             lines.append({**line, "loss": loss, "accuracy": None if epoch else 0.5, "lr": 0.01})
         proof = {f"toy-{j}": f"{j}-{j if isolated else number}" for j in range(1, number + 1)}
+        measures: dict[str, Any] = {"accuracy": list(row), "top5": [1.0] * number}
+        if zero_shot:
+            measures = {"H": list(row), "U": [h - 0.1 for h in row], "S": [h + 0.05 for h in row]}
+            measures["notes"] = {"classifier_epochs": 10 * number}
         lines.append(
             {
                 "event": "task",
                 "number": number,
                 "task": task,
                 "classes": 2,
-                "accuracy": list(row),
-                "top5": [1.0] * number,
+                **measures,
                 "agnostic": [a / 2 for a in row] if agnostic and number == len(matrix) else None,
                 "tested": [100] * number,
                 "proof": proof,
@@ -56,6 +64,9 @@ def write(
     recipe: str = "toy",
     isolated: bool = False,
     agnostic: bool = True,
+    zero_shot: bool = False,
+    seed: int = 0,
+    settings: dict[str, Any] | None = None,
 ) -> Path:
     """A run folder; unfinished if the stream has more `tasks` than the matrix has rows."""
     tasks = tasks or len(matrix)
@@ -68,9 +79,13 @@ def write(
         ],
         "sha256": "0" * 64,
     }
-    run = {"format": 1, "recipe": recipe, "method": method, "order": order, "seed": 0, "settings": {"epochs": 2}}
+    if zero_shot:
+        for task in stream["tasks"]:
+            task["unseen"] = [1]  # type: ignore[index]
+    settings = settings or {"epochs": 2}
+    run = {"format": 1, "recipe": recipe, "method": method, "order": order, "seed": seed, "settings": settings}
     run |= {"stream": stream, "network": {"parameters": 1000}, "versions": {}, "commit": None}
-    lines = lines_of(matrix, isolated, agnostic)
+    lines = lines_of(matrix, isolated, agnostic and not zero_shot, zero_shot)
     if len(matrix) == tasks:
         lines.append({"event": "end", "tasks": tasks})
     times = [
@@ -89,7 +104,8 @@ def run_folder(tmp_path: Path) -> Callable[..., Path]:
     """Write a run folder where the engine would put it."""
 
     def at(*args: Any, **options: Any) -> Path:
-        names = (options.get("recipe", "toy"), options.get("method", "rkr"), str(options.get("order", "A")))
+        label = f"{options.get('order', 'A')}{'-seed-' * bool(seed := options.get('seed', 0))}{seed or ''}"
+        names = (options.get("recipe", "toy"), options.get("method", "rkr"), label)
         return write(tmp_path.joinpath("runs", *names), *args, **options)
 
     return at

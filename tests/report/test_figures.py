@@ -2,9 +2,14 @@
 
 import matplotlib
 import pytest
+from matplotlib.colors import to_hex
+from PIL import Image
 
 from rkr import FileError, UsageError
-from rkr.report import figures
+from rkr.learners import METHODS, ZERO_SHOT_METHODS
+from rkr.recipes import list_recipes
+from rkr.report import figures, looks
+from rkr.report.looks import look_of
 
 PNG = b"\x89PNG\r\n\x1a\n"
 ISOLATED = [[0.8], [0.8, 0.7], [0.8, 0.7, 0.6]]
@@ -37,6 +42,7 @@ def test_all_figures_twice_are_the_same_bytes(results, tmp_path):
         f"{name}.{kind}"
         for name in (
             "accuracy_over_tasks",
+            "accuracy_against_capacity",
             "during_after",
             "accuracy_matrix-ewc-A",
             "accuracy_matrix-rkr-A",
@@ -53,6 +59,7 @@ def test_all_figures_twice_are_the_same_bytes(results, tmp_path):
         assert b"dc:date" not in content
     with matplotlib.rc_context({"font.size": 30, "svg.hashsalt": None}):  # a user's own style changes nothing
         second = figures.accuracy_over_tasks(results, tmp_path / "2" / "accuracy_over_tasks")
+        second += figures.accuracy_against_capacity(results, tmp_path / "2" / "accuracy_against_capacity")
         second += figures.during_after(results, tmp_path / "2" / "during_after")
         second += figures.accuracy_matrix(results[0], tmp_path / "2" / "accuracy_matrix-ewc-A")
     for path in second:
@@ -89,6 +96,89 @@ def test_bars_are_the_diagonal_and_the_last_row(results, tmp_path, drawn):
     assert ewc.get_ylim() == (0, 100)
 
 
+def test_the_trade_off_has_a_point_for_each_method(results, tmp_path, drawn):
+    paper, capacity = {"rkr": (69.58, 0.55), "apd": (60.74, None), "l2t": (48.73, None)}, {"rkr": 104.3, "apd": 135.0}
+    figures.accuracy_against_capacity(results, tmp_path / "points", paper, capacity)
+    (axes,) = drawn[0].axes
+    found = {bars.get_label(): bars for bars in axes.containers}
+    assert list(found) == ["ewc", "rkr", "rkr (paper)", "apd (paper)"]  # of l2t the capacity is not known
+    assert found["ewc"].lines[0].get_xydata().tolist() == [[103, pytest.approx(230 / 3)]]
+    assert found["rkr"].lines[0].get_xydata().tolist() == [[103, pytest.approx(70)]]
+    assert found["rkr (paper)"].lines[0].get_xydata().tolist() == [[104.3, 69.58]]
+    fills = [bars.lines[0].get_fillstyle() for bars in found.values()]
+    assert fills == ["full", "full", "none", "none"]
+    assert found["rkr"].has_yerr
+    (segment,) = found["rkr (paper)"].lines[2][0].get_segments()
+    assert segment[:, 1].tolist() == pytest.approx([69.03, 70.13])
+    assert axes.get_xscale() == "linear"
+    figures.accuracy_against_capacity(results, tmp_path / "points", paper, {"rkr": 104.3, "apd": 1000.0})
+    axes = drawn[1].axes[0]
+    assert axes.get_xscale() == "function"
+    left, right = axes.transData.transform([(100, 70), (101, 70)])[:, 0]
+    far, farther = axes.transData.transform([(999, 70), (1000, 70)])[:, 0]
+    assert right - left > 100 * (farther - far)
+
+
+def test_a_method_looks_the_same_in_every_figure(a_result, tmp_path, drawn):
+    names = ("rkr", "ewc", "a method of one's own")
+    three = [a_result(method=name) for name in names]
+    for some in (three, three[:1], three[::-1]):
+        figures.accuracy_over_tasks(some, tmp_path / "lines")
+        figures.accuracy_against_capacity(some, tmp_path / "points")
+        figures.during_after(some, tmp_path / "bars")
+        lines, points, bars = drawn[-3:]
+        for name in [result.method for result in some]:
+            look = look_of(name)
+            line = next(line for line in lines.axes[0].lines if line.get_label() == name)
+            point = next(point for point in points.axes[0].containers if point.get_label() == name).lines[0]
+            panel = next(axes for axes in bars.axes if axes.get_title("left") == name)
+            assert {line.get_color(), point.get_color(), look.colour} == {look.colour}
+            assert {line.get_marker(), point.get_marker(), look.marker} == {look.marker}
+            assert to_hex(panel.patches[-1].get_facecolor()).upper() == look.colour
+
+
+def test_looks_are_told_apart():
+    known = [look_of(name) for name in looks.KNOWN]
+    assert len(set(known)) == len(known)
+    ours = {*METHODS, *ZERO_SHOT_METHODS, *(number.method for recipe in list_recipes() for number in recipe.paper)}
+    assert len({look_of(name) for name in ours}) == len(ours)
+    assert look_of("rkr") == looks.Look("#0072B2", "o")
+    assert look_of("unheard-of") == look_of("unheard-of") not in known
+    assert len({look_of(f"method {i}") for i in range(500)}) == len(looks.COLOURS) * len(looks.MARKERS) - len(known)
+
+
+def test_sizes_of_paper(results, tmp_path):
+    written = figures.write_figures(results, tmp_path) + figures.accuracy_matrices(results, tmp_path / "matrices")
+    inches = {}
+    for path in written:
+        if path.suffix == ".png":
+            with Image.open(path) as image:
+                assert round(image.info["dpi"][0]) == 300
+                inches[path.stem] = image.width / 300
+        else:
+            assert b"<text" not in path.read_bytes()  # letters are outlines, so no font is missing anywhere
+    assert inches.pop("accuracy_matrix-ewc-A") == pytest.approx(3.3)
+    assert set(inches.values()) == {3.3, 6.9}
+    assert inches["accuracy_over_tasks"] == inches["accuracy_against_capacity"] == inches["matrices"] == 6.9
+
+
+def test_matrices_side_by_side_are_means_on_one_scale(results, tmp_path, drawn):
+    figures.accuracy_matrices(results, tmp_path / "matrices")
+    ewc, rkr = drawn[0].axes[:2]
+    assert (ewc.get_title("left"), rkr.get_title("left")) == ("ewc", "rkr, mean of 2")
+    assert ewc.collections[0].get_clim() == rkr.collections[0].get_clim() == (60, 100)
+    values = rkr.collections[0].get_array()
+    assert [list(row.compressed()) for row in values] == [pytest.approx([100 * a for a in row]) for row in ISOLATED]
+    with pytest.raises(UsageError, match="no run is finished"):
+        figures.accuracy_matrices(results[3:], tmp_path / "matrices")
+
+
+def test_the_figures_of_a_report(results, tmp_path):
+    written = figures.write_report_figures(results, tmp_path, "toy-")
+    kinds = ("accuracy_over_tasks", "accuracy_against_capacity", "during_after", "accuracy_matrices")
+    assert [path.name for path in written] == [f"toy-{name}.{kind}" for name in kinds for kind in ("png", "svg")]
+
+
 def test_the_heat_map_has_every_accuracy(a_result, tmp_path, drawn):
     figures.accuracy_matrix(a_result(), tmp_path / "matrix")
     axes = drawn[0].axes[0]
@@ -101,8 +191,8 @@ def test_many_tasks_and_few(a_result, tmp_path, drawn):
     many = a_result([[0.5] * i for i in range(1, 22)])
     one = a_result([[1.0]], recipe="one")
     for result in (many, one):
-        assert len(figures.write_figures([result], tmp_path / result.recipe)) == 6
-    assert not drawn[2].axes[0].texts  # no room for 231 numbers
+        assert len(figures.write_figures([result], tmp_path / result.recipe)) == 8
+    assert not drawn[3].axes[0].texts  # no room for 231 numbers
 
 
 def test_what_cannot_be_drawn(a_result, tmp_path):

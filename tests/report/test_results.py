@@ -4,13 +4,14 @@ import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rkr import FileError, UsageError
-from rkr.report import by_recipe, find_results, read_result
+from rkr.report import Result, by_recipe, comparable, find_results, read_result
 from rkr.report.results import Cost, Epoch, Times, by_method
 
 
@@ -202,7 +203,11 @@ def test_runs_are_found_in_order(run_folder, tmp_path):
     ]
     assert find_results(found[0].folder) == found[:1]
     assert by_recipe(found) == {"a": found[:1], "b": found[1:]}
-    assert by_method(found[1:]) == {"ewc": found[1:3], "rkr": found[3:]}
+    assert by_method(found[1:3]) == {"ewc": found[1:3]}
+    with pytest.raises(UsageError, match='order: "published, A to E" and "random, by a seed"'):
+        by_method(found[1:])
+    published, random = comparable(found[1:]).values()
+    assert (published, random) == (found[1:3], found[3:])
 
 
 def test_only_comparable_runs_are_compared(a_result):
@@ -224,3 +229,13 @@ def test_the_report_needs_neither_the_engine_nor_the_learners():
     assert "rkr.report.figures" in loaded
     for other in ("rkr.engine", "rkr.learners", "rkr.tasks"):
         assert other not in loaded
+
+
+def test_runs_of_one_method_with_other_options_are_not_averaged(a_result: Callable[..., Result]) -> None:
+    settings = [
+        {"epochs": 2, "options": {"rank": rank, **extra}} for rank, extra in ((2, {}), (2, {"new": 1}), (4, {}))
+    ]
+    runs = [a_result(order=order, settings=s) for order, s in zip("ABC", settings, strict=True)]
+    assert list(by_method(runs[:2])) == ["rkr"]
+    with pytest.raises(UsageError, match=r"^rkr has rank 2 in .*A, but 4 in .*C: runs with different options"):
+        by_method(runs)

@@ -77,22 +77,14 @@ class Evaluator:
 
     @torch.no_grad()
     def agnostic(self, learner: Learner, learned: int) -> tuple[float, ...]:
-        """Test the first `learned` tasks without telling the task: the most confident task answers.
-
-        Every task's head computes a softmax over its own classes, and the task with the highest probability wins
-        (Hendrycks & Gimpel, ICLR 2017). A sample counts as right if both task and class are.
-        """
+        """Test the first `learned` tasks without telling the task. A sample counts as right if task and class are."""
         learner.eval()
         found = []
         for number in range(learned):
             hits = count = 0
             for x, y in self._own_batches(number):
-                best, task, label = None, None, None
-                for candidate in range(learned):
-                    with self._fabric.autocast():
-                        confidence, answer = learner.predict(x, candidate).float().softmax(1).max(1)
-                    best, task, label = _keep_better(best, task, label, confidence, candidate, answer)
-                assert task is not None
+                with self._fabric.autocast():
+                    task, label = learner.infer(x)
                 hits += int(((task == number) & (label == y)).sum())
                 count += len(y)
             shares = gather(self._fabric, (hits, count))
@@ -103,16 +95,3 @@ class Evaluator:
 def _in_order(shares: list[list[Any]]) -> list[Any]:
     """What the processes have found for every n-th batch, in the order of batches."""
     return [shares[k % len(shares)][k // len(shares)] for k in range(sum(map(len, shares)))]
-
-
-def _keep_better(
-    best: Tensor | None, task: Tensor | None, label: Tensor | None, confidence: Tensor, candidate: int, answer: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    if best is None or task is None or label is None:
-        return confidence, torch.full_like(answer, candidate), answer
-    better = confidence > best
-    return (
-        torch.where(better, confidence, best),
-        torch.where(better, torch.full_like(task, candidate), task),
-        torch.where(better, answer, label),
-    )

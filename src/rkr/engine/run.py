@@ -9,9 +9,10 @@ import statistics
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -203,7 +204,7 @@ class Run:
         while at.phase < len(phases):
             phase = phases[at.phase]
             self._seed("phase", at.number, at.phase)
-            learner.prepare(phase)
+            learner.prepare(phase, self._in_order())
             if self._optimizer is None or not phase.same_optimizer:
                 self._optimizer = self._make_optimizer(phase)
             if state is not None and state["optimizer"] is not None:  # it was saved amid this phase
@@ -308,9 +309,12 @@ class Run:
         task, tasks = learner.task, len(e.stream.tasks)
         learner.eval()
         self._seed("end", at.number)  # the same in every process
-        training = e.stream.tasks[at.number].training
-        validation = None if training.validation is None else self._in_order(training.validation)
-        learner.end(self._in_order(training.train), validation)
+        held_out = e.stream.tasks[at.number].training.validation
+        validation = None
+        if held_out is not None:
+            rows = torch.arange(len(held_out))
+            validation = self._in_order(held_out.take(rows, held_out.y + task.start))
+        learner.end(self._in_order(), validation)
         row = self._evaluator.row(learner, at.number + 1)
         last = at.number + 1 == tasks
         agnostic = None
@@ -443,53 +447,40 @@ class Run:
         return sum(lengths[: self._at.phase]) + self._at.epoch, sum(lengths)
 
     def _epochs(self, phase: Phase) -> int:
-        return self.experiment.schedule.epochs if phase.epochs is None else phase.epochs
+        if phase.epochs is not None:
+            return phase.epochs
+        return max(1, round(self.experiment.schedule.epochs * phase.share))
 
     def _rate(self, phase: Phase, epoch: int) -> float:
         s = self.experiment.schedule
-        passed = sum(epoch >= milestone for milestone in s.milestones)
-        return (s.lr if phase.lr is None else phase.lr) * s.gamma**passed
+        passed = sum(epoch >= milestone * phase.share for milestone in s.milestones)
+        return (s.lr if phase.lr is None else phase.lr) * phase.lr_factor * s.gamma**passed
 
     def _batches(self) -> Batches:
-        """The training samples that the learner wants, labels counted over all tasks."""
-        e, learner = self.experiment, self._learner
-        trainings = [task.training.train for task in e.stream.tasks[: self._at.number + 1]]
-        parts: list[Samples] = []
-        for number, index in learner.rehearse([len(t) for t in trainings]).items():
-            rows = torch.arange(len(trainings[number])) if index is None else index.cpu()
-            parts.append(trainings[number].take(rows, trainings[number].y[rows] + learner.seen[number].start))
+        """The training samples that the learner wants, in random order and augmented."""
+        e = self.experiment
         seed = derived(e.seed, "batches", self._at.number, self._at.phase)
         afresh = e.schedule.sampling == "afresh"
-        return self._read(joined(parts), seed, e.augment, self.fabric.global_rank, self.fabric.world_size, afresh)
+        rank, world = self.fabric.global_rank, self.fabric.world_size
+        samples = _rehearsed(self._learner, self._trainings())
+        return self._reader()(samples, seed=seed, augment=e.augment, rank=rank, world=world, afresh=afresh)
 
-    def _in_order(self, part: Samples) -> ReadSamples:
-        """All of a part in every process, not a share: what learners keep of it must be the same everywhere."""
-        batches = self._read(part.take(torch.arange(len(part)), part.y + self._learner.task.start))
-        return lambda: batches.iter_from(0)
+    def _trainings(self) -> list[Samples]:
+        """Of every task so far."""
+        return [task.training.train for task in self.experiment.stream.tasks[: self._at.number + 1]]
 
-    def _read(
-        self,
-        samples: Samples,
-        seed: int | None = None,
-        augment: Augment | None = None,
-        rank: int = 0,
-        world: int = 1,
-        afresh: bool = False,
-    ) -> Batches:
-        stream, batch, device = self.experiment.stream, self.experiment.schedule.batch, self.fabric.device
-        return Batches(
-            samples,
-            batch,
-            seed,
-            augment,
-            mean=stream.mean,
-            std=stream.std,
-            device=device,
-            rank=rank,
-            world=world,
-            workers=self._decode_workers,
-            afresh=afresh,
-        )
+    def _in_order(self, part: Samples | None = None) -> ReadSamples:
+        """A pass over a part, or over what the learner wants at that time, without holding this run and its tests.
+
+        All of it in every process, not a share: what learners keep of it must be the same everywhere.
+        """
+        read, learner, trainings = self._reader(), self._learner, self._trainings()
+        return lambda: read(_rehearsed(learner, trainings) if part is None else part).iter_from(0)
+
+    def _reader(self) -> Callable[..., Batches]:
+        e, device, workers = self.experiment, self.fabric.device, self._decode_workers
+        mean, std = e.stream.mean, e.stream.std
+        return partial(Batches, batch=e.schedule.batch, mean=mean, std=std, device=device, workers=workers)
 
     def _done(self, of_task: float = 0.0) -> float:
         """Share of the run that is done, in training epochs."""
@@ -547,6 +538,15 @@ def derived(seed: int, *words: str | int) -> int:
     """A seed for one purpose, independent of those for others."""
     text = " ".join(map(str, ("rkr", seed, *words)))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
+
+
+def _rehearsed(learner: Learner, trainings: Sequence[Samples]) -> Samples:
+    """The training samples that a learner wants, labels counted over all tasks."""
+    parts: list[Samples] = []
+    for number, index in learner.rehearse([len(t) for t in trainings]).items():
+        rows = torch.arange(len(trainings[number])) if index is None else index.cpu()
+        parts.append(trainings[number].take(rows, trainings[number].y[rows] + learner.seen[number].start))
+    return joined(parts)
 
 
 def _be_deterministic() -> None:

@@ -12,12 +12,19 @@ from typing import Any
 
 from rkr.core.options import Options
 from rkr.errors import UsageError
+from rkr.learners.eeil import Eeil
+from rkr.learners.ewc import Ewc
 from rkr.learners.finetune import Finetune
 from rkr.learners.head_only import HeadOnly
+from rkr.learners.icarl import Icarl
 from rkr.learners.joint import Joint
+from rkr.learners.l2t import L2Transfer
 from rkr.learners.learner import Learner, MakeNetwork
+from rkr.learners.lwf import Lwf
+from rkr.learners.progress_compress import ProgressCompress
 from rkr.learners.rkr import Rkr
 from rkr.learners.separate import Separate
+from rkr.learners.si import SynapticIntelligence
 from rkr.learners.zeroshot import Base, Lzsl, Original, Penalty, Ridge, ZeroShot, ZeroShotRkr
 
 __all__ = ["METHODS", "ZERO_SHOT_METHODS", "Learner", "MakeNetwork", "Method"]
@@ -68,6 +75,23 @@ METHODS: dict[str, Method] = {
     "separate": Method(Separate, 'one network for each task (the paper\'s "Original")'),
     "joint": Method(Joint, "one network, trained on the images of all tasks so far"),
     "head-only": Method(HeadOnly, "the network of the first task, frozen, with a new head for each task"),
+    "l2t": Method(L2Transfer, "L2-Transfer (Yoon et al. 2020): penalty on leaving the old weights; keeps them, 200 %"),
+    "ewc": Method(Ewc, "EWC (Kirkpatrick et al. 2017): Fisher-weighted penalty; keeps weights and Fisher, 300 %"),
+    "si": Method(
+        SynapticIntelligence,
+        "SI (Zenke et al. 2017): penalty weighted by path integrals; keeps weights and these, 300 %",
+    ),
+    "pc": Method(
+        ProgressCompress, "P&C (Schwarz et al. 2018): an active column, distilled with online EWC; keeps as EWC, 300 %"
+    ),
+    "lwf": Method(Lwf, "LwF (Li & Hoiem 2016): distils old heads on new images; keeps the old network, 200 %"),
+    "icarl": Method(
+        Icarl, "iCaRL (Rebuffi et al. 2017): exemplars, nearest mean; keeps 2,000 images and the old network"
+    ),
+    "eeil": Method(
+        Eeil,
+        "EEIL (Castro et al. 2018): exemplars, distillation, a balanced phase; keeps as iCaRL",
+    ),
 }
 
 ZERO_SHOT_METHODS: dict[str, Method] = {

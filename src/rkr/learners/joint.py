@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rkr.learners.learner import OneNetwork, Outcome, decay_groups
+from rkr.learners.learner import ONE_PASS, OneNetwork, Outcome, decay_groups
 
 
 class Joint(OneNetwork):
     """With every new task, train one network further on the images of all tasks so far, each with its own head."""
+
+    bn_choices: ClassVar[tuple[str, ...]] = ONE_PASS
 
     def rehearse(self, images: Sequence[int]) -> Mapping[int, Tensor | None]:
         return {task.number: None for task in self.seen}

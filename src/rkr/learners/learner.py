@@ -1,7 +1,7 @@
 """What every method is: a module with a few hooks, which the engine calls in the same order for all of them.
 
     for each task:  begin(task)                       make room: a head, factors, a network, ...
-                    for each phase:  prepare(phase)   most methods have one
+                    for each phase:  prepare(phase, train)
                         groups()                      what to optimise
                         for each epoch:  begin_epoch(progress)
                             for each batch:  loss(x, y), after_step()
@@ -15,7 +15,9 @@ that state; a method whose shape depends on more than the tasks overrides `load_
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, cast
 
@@ -26,6 +28,7 @@ from torch import Tensor, nn
 
 from rkr.core.cost import multiply_adds
 from rkr.core.files import write_atomic
+from rkr.errors import UsageError
 
 MakeNetwork = Callable[[], nn.Module]
 ReadSamples = Callable[[], Iterator[tuple[Tensor, Tensor]]]
@@ -67,6 +70,8 @@ class Phase:
     name: str = "train"
     epochs: int | None = None
     lr: float | None = None
+    share: float = 1.0  # of the recipe's epochs; its milestones move in proportion
+    lr_factor: float = 1.0
     same_optimizer: bool = False  # goes on with the optimiser of the phase before, which must train the same groups
 
 
@@ -118,8 +123,8 @@ class Learner(nn.Module):
         """The passes in which the task is trained."""
         return (Phase(),)
 
-    def prepare(self, phase: Phase) -> None:
-        """A phase begins."""
+    def prepare(self, phase: Phase, train: ReadSamples) -> None:
+        """A phase begins. `train` reads what `rehearse` asked for until now."""
 
     def rehearse(self, images: Sequence[int]) -> Mapping[int, Tensor | None]:
         """Which training images of which tasks (by number) to train on; None for all of a task's.
@@ -144,11 +149,23 @@ class Learner(nn.Module):
         """The optimiser has moved."""
 
     def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
-        """The task is learned. `validation` is there if the recipe keeps some of the training samples apart."""
+        """The task is learned. `train` reads what `rehearse` asks for; `validation` is there if the recipe has it."""
 
     def predict(self, x: Tensor, number: int) -> Tensor:
         """Logits over the classes of task `number` (0, 1, ...)."""
         raise NotImplementedError
+
+    def infer(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Task number and class within the task, of samples whose task is not told: the most confident task answers.
+
+        Every task computes a softmax over its own classes, and the highest probability wins (Hendrycks & Gimpel, ICLR
+        2017). Methods made for class-incremental learning answer by their own rule.
+        """
+        found = [self.predict(x, task.number).float().softmax(1).max(1) for task in self.seen]
+        confidence = torch.stack([values for values, _ in found])  # (T, B)
+        answers = torch.stack([labels for _, labels in found])
+        task = confidence.argmax(0)  # (B,): the first of equals
+        return task, answers.gather(0, task[None])[0]
 
     def capacity(self) -> Capacity:
         """What it takes to keep what was learned."""
@@ -178,12 +195,17 @@ class Learner(nn.Module):
 
 
 class TaskHead(nn.Module):
-    """The classification layers of several tasks in the place of one. Computes the one in use, or all side by side."""
+    """The classification layers of several tasks in the place of one. Computes the one in use, or all side by side.
+
+    With `bare` it passes on the features that go into it.
+    """
 
     def __init__(self, original: nn.Linear) -> None:
         super().__init__()
         self.heads = nn.ModuleList()
         self.use: int | None = None
+        self.bare = False
+        self.features = original.in_features
         self._make: Callable[[int], nn.Linear] = lambda classes: nn.Linear(
             original.in_features, classes, original.bias is not None
         ).to(original.weight)
@@ -194,19 +216,67 @@ class TaskHead(nn.Module):
         self.use = len(self.heads) - 1
 
     def forward(self, features: Tensor) -> Tensor:
+        if self.bare:
+            return features
         if self.use is None:
             return torch.cat([head(features) for head in self.heads], 1)  # (B, classes of all tasks)
         return self.heads[self.use](features)
 
 
-class OneNetwork(Learner):
-    """A single plain network with a head for each task: what fine-tuning, penalties and memories have in common."""
+BN = ("shared", "frozen", "per_task")
+ONE_PASS = ("shared", "frozen")
 
-    def __init__(self, make: MakeNetwork, head: str) -> None:
+
+class TaskNorm(nn.Module):
+    """The batch normalisation of several tasks in the place of one: each has its own statistics and parameters."""
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([original])
+        self.use = 0
+
+    def add(self) -> None:
+        """A new one that starts where the last is, and is used from now on."""
+        self.norms.append(copy.deepcopy(self.norms[-1]))
+        self.use = len(self.norms) - 1
+        for earlier in self.norms[:-1]:
+            earlier.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> TaskNorm:
+        """Only the newest is trained."""
+        super().train(False)
+        self.training = mode
+        self.norms[-1].train(mode)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norms[self.use](x)
+
+
+class OneNetwork(Learner):
+    """A single plain network with a head for each task: what fine-tuning, penalties and memories have in common.
+
+    Args:
+        make: Builds the network.
+        head: Its classification layer.
+        bn: Batch normalisation: "shared" by all tasks, whose statistics follow the newest one; "frozen" after the first
+            task; or "per_task".
+    """
+
+    bn_choices: ClassVar[tuple[str, ...]] = BN
+    """Without "per_task" where a pass has samples or heads of several tasks: it cannot serve each with its own."""
+
+    def __init__(self, make: MakeNetwork, head: str, *, bn: str = "shared") -> None:
         super().__init__(make, head)
+        if bn not in self.bn_choices:
+            raise UsageError(f"bn must be one of {', '.join(self.bn_choices)}, not {bn!r}")
+        self.bn = bn
         self.network = make()
         self._plain = plain_size(self.network)
         put_task_head(self.network, head)
+        self._norms = put_task_norms(self.network) if bn == "per_task" else []
+        if bn == "frozen":
+            self._norms = [m for m in self.network.modules() if isinstance(m, BATCH_NORMS)]
 
     @property
     def heads(self) -> TaskHead:
@@ -216,6 +286,34 @@ class OneNetwork(Learner):
     def begin(self, task: SeenTask) -> None:
         super().begin(task)
         self.heads.add(task.classes)
+        if not task.number:
+            return
+        for norm in self._norms:
+            if isinstance(norm, TaskNorm):
+                norm.add()
+            else:
+                norm.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> OneNetwork:
+        """Statistics that are frozen do not move."""
+        super().train(mode)
+        if self.bn == "frozen" and len(self.seen) > 1:
+            for norm in self._norms:
+                norm.eval()
+        return self
+
+    def shared(self) -> list[nn.Parameter]:
+        """The parameters that all tasks use: what penalties hold back."""
+        own = {id(p) for p in self.heads.parameters()}
+        own |= {id(p) for norm in self._norms for p in norm.parameters()}
+        return [p for p in self.network.parameters() if id(p) not in own]
+
+    def select(self, number: int | None) -> None:
+        """Compute with a task's head and normalisation; None: with all heads side by side."""
+        self.heads.use = number
+        for norm in self._norms:
+            if isinstance(norm, TaskNorm):
+                norm.use = len(self.seen) - 1 if number is None else number
 
     def groups(self) -> list[dict[str, Any]]:
         own = self.heads.heads[self.task.number]
@@ -223,15 +321,23 @@ class OneNetwork(Learner):
         return decay_groups(self.network, leave_out=others)
 
     def loss(self, x: Tensor, y: Tensor) -> Outcome:
-        self.heads.use = self.task.number
+        self.select(self.task.number)
         return self.classified(self.network(x), y)
 
     def predict(self, x: Tensor, number: int) -> Tensor:
-        self.heads.use = number
+        self.select(number)
         return self.network(x)
 
+    def extra_bytes(self) -> int:
+        """What a method keeps between tasks beside the network: anchors, importances, old networks, samples."""
+        return 0
+
     def capacity(self) -> Capacity:
-        return Capacity(self._plain.parameters, self._plain.parameters, nbytes(self.network), self._plain.multiply_adds)
+        """All that is kept, in numbers of 4 bytes; heads lie within the network's 100 %, as the paper counts."""
+        plain, norms = self._plain.parameters, [norm for norm in self._norms if isinstance(norm, TaskNorm)]
+        own = sum(p.numel() for norm in norms for later in norm.norms[1:] for p in later.parameters())
+        extra = self.extra_bytes()
+        return Capacity(plain + own + extra // 4, plain, nbytes(self.network) + extra, self._plain.multiply_adds)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -263,6 +369,20 @@ def put_task_head(network: nn.Module, head: str) -> TaskHead:
     return made
 
 
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def put_task_norms(network: nn.Module) -> list[nn.Module]:
+    """Exchange a network's batch normalisation for one that tasks have for themselves."""
+    found: list[nn.Module] = []
+    for path, layer in list(network.named_modules()):
+        if isinstance(layer, BATCH_NORMS):
+            parent, _, leaf = path.rpartition(".")
+            found.append(TaskNorm(layer))
+            setattr(network.get_submodule(parent), leaf, found[-1])
+    return found
+
+
 def decay_groups(network: nn.Module, leave_out: set[int] = frozenset()) -> list[dict[str, Any]]:  # type: ignore[assignment]
     """All trainable parameters, those of normalisation layers without weight decay, as `RectifiedModel` groups them."""
     norms = {id(p) for m in network.modules() if "norm" in type(m).__name__.lower() for p in m.parameters()}
@@ -271,6 +391,18 @@ def decay_groups(network: nn.Module, leave_out: set[int] = frozenset()) -> list[
         {"params": [p for p in chosen if id(p) not in norms]},
         {"params": [p for p in chosen if id(p) in norms], "weight_decay": 0.0},
     ]
+
+
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Compute in evaluation mode; then every layer is in the mode that it was in, be it not its network's."""
+    modes = [(layer, layer.training) for layer in network.modules()]
+    network.eval()
+    try:
+        yield
+    finally:
+        for layer, mode in modes:
+            layer.training = mode
 
 
 def nbytes(module: nn.Module) -> int:

@@ -167,7 +167,7 @@ class CadaVae(nn.Module):
             reconstruction=_l1(own_x, x) + _l1(own_a, a),
             kl=_kl(mu_x, logvar_x) + _kl(mu_a, logvar_a),
             cross=_l1(cross_x, x) + _l1(cross_a, a),
-            alignment=apart.sqrt().sum(),  # 2-Wasserstein distance
+            alignment=apart.clamp(min=1e-30).sqrt().sum(),  # 2-Wasserstein distance; at 0 its gradient would be NaN
         )
 
     def total(self, terms: Terms, progress: float) -> Tensor:
@@ -197,7 +197,7 @@ def _initialise(module: nn.Module) -> None:
 
 
 def _warm_up(name: str, values: Sequence[float]) -> WarmUp:
-    if len(values) != 3 or values[0] < 0 or not values[1] < values[2]:
+    if len(values) != 3 or not values[0] >= 0 or not values[1] < values[2]:
         raise UsageError(f"{name} must be [weight, first epoch, last epoch] such as [8.13, 6, 22], not {list(values)}")
     return WarmUp(*map(float, values))
 

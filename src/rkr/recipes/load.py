@@ -41,7 +41,7 @@ def load_recipe(name_or_path: str | os.PathLike[str]) -> Recipe:
         where = given
     else:
         raise UsageError(f"no recipe {given!r}{choose(given, recipe_names())}; or give the path of a .toml file")
-    values = _parsed(path, where)
+    values = parsed(path, where)
     if "name" in values:
         raise UsageError(f"{where}: name: a recipe is called like its file; leave this key out")
     _place_folder(values, path)
@@ -49,7 +49,8 @@ def load_recipe(name_or_path: str | os.PathLike[str]) -> Recipe:
         return Recipe.model_validate({"name": path.stem, **values})
 
 
-def _parsed(path: Path, where: str) -> dict[str, Any]:
+def parsed(path: Path, where: str) -> dict[str, Any]:
+    """The values of a TOML file; `where` is its name in errors."""
     try:
         text = path.read_bytes().decode()
     except OSError as error:

@@ -132,6 +132,12 @@ class Recipe(Settings):
             raise problem("network.name", f"{self.network.name} is not for zero-shot tasks; choose cada-vae")
         if any(self.training.augment.model_dump().values()):
             raise problem("training.augment", "features cannot be augmented")
+        for name, method in self.methods.items():
+            try:
+                with torch.device("meta"):
+                    method.method.build(self.network.build, self.network.head, **method.options)
+            except UsageError as error:
+                raise problem(f"methods.{name}", str(error)) from None
 
     def _check_images(self, stream: StreamSettings) -> None:
         """Try the network on an image of the source's shape, on the meta device, where nothing is computed."""
@@ -204,7 +210,7 @@ class Recipe(Settings):
         recipe.stream.check_order(order)
         chosen = recipe.method(method)
         options = {**chosen.method.options, **chosen.options}
-        if self.zero_shot:
+        if "classifier" in options:
             options["classifier"] = self.classifier
         parts = recipe.model_dump(mode="json", include={"stream", "network", "training"})
         return {
@@ -228,12 +234,14 @@ class Recipe(Settings):
         with torch.device("meta"):
             return tuple(self.network.build().input_shape)  # type: ignore[arg-type]
 
-    def published(self, method: str, metric: str = "average accuracy") -> float | tuple[float, ...] | None:
+    def published(
+        self, method: str, metric: str = "average accuracy", order: str | None = None
+    ) -> float | tuple[float, ...] | None:
         """The paper's number, a difference added to what it is a difference to; None if there is none.
 
-        Where it depends on the order of tasks, it is that of the recipe's first order.
+        Where it depends on the order of tasks, it is that of the recipe's first order unless another is given.
         """
-        here = (None, str(self.orders[0]))
+        here = (None, str(self.orders[0]) if order is None else order)
         numbers = [number for number in self.paper if number.metric == metric and number.order in here]
         absolute = {number.method: number for number in numbers if number.over is None}
         if method in absolute:

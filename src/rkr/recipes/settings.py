@@ -60,6 +60,12 @@ class StreamSettings(Settings):
     options: dict[str, Any] = {}  # for the source, such as the size of images
 
     @property
+    def needs(self) -> tuple[str, ...]:
+        """The data: see `rkr.tasks.missing_data`."""
+        first = {"split-cifar": ["cifar10"], "mnist-then": ["mnist"]}.get(self.kind, [])
+        return (*first, self.source)
+
+    @property
     def of_source(self) -> int:
         """How many tasks the classes of the source are divided into."""
         return self.tasks if self.kind == "split" else self.tasks - 1
@@ -150,6 +156,11 @@ class ZeroShotSettings(Settings):
     @property
     def tasks(self) -> int:
         return len(self.datasets)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The data: see `rkr.tasks.missing_data`."""
+        return tuple(f"{name}/{self.features}.mat" for name in self.datasets)
 
     @model_validator(mode="after")
     def _check(self) -> ZeroShotSettings:
@@ -307,6 +318,9 @@ class MethodSettings(Settings):
                 Options.from_json({name: self.options[name]})
             except UsageError as error:
                 raise problem(name, str(error).removeprefix(f"{name} ")) from None
+        found = inspect.signature(self.method.learner, eval_str=True).parameters
+        plain = {name: p for name, p in found.items() if p.annotation in (int, float, bool, str)}
+        check_values(plain, {name: value for name, value in self.options.items() if name in plain})
         return self
 
 

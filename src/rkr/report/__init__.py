@@ -1,9 +1,15 @@
 """From run folders to numbers, tables and figures. Reads files only, and knows neither torch nor the engine.
 
-The figures are in `rkr.report.figures`, which is not imported here because matplotlib takes its time.
+The figures are in `rkr.report.figures`, which is not imported here because matplotlib takes its time. The functions
+`scan`, `protocol` and `compare` are in modules of their names.
 """
 
-from rkr.report.results import Result, by_recipe, find_results, read_result
+from rkr.report.compare import Comparison, comparison_json, comparison_tables
+from rkr.report.export import write_tables
+from rkr.report.protocol import Protocol, differences, require_one_protocol
+from rkr.report.results import Result, by_recipe, comparable, find_results, read_result
+from rkr.report.scan import Scan, Skipped
+from rkr.report.statistics import Paired, paired, verdict
 from rkr.report.tables import (
     accuracy_table,
     added_by_a_task,
@@ -14,14 +20,27 @@ from rkr.report.tables import (
 )
 
 __all__ = [
+    "Comparison",
+    "Paired",
+    "Protocol",
     "Result",
+    "Scan",
+    "Skipped",
     "accuracy_table",
     "added_by_a_task",
     "by_recipe",
+    "comparable",
+    "comparison_json",
+    "comparison_tables",
+    "differences",
     "find_results",
+    "paired",
     "read_result",
+    "require_one_protocol",
     "summary_json",
     "summary_table",
     "summary_tables",
+    "verdict",
+    "write_tables",
     "zero_shot_table",
 ]

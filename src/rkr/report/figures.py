@@ -1,4 +1,9 @@
-"""Figures from results, each as PNG and as SVG; the same results give the same bytes of SVG."""
+"""Figures for print from results, each as PNG and as SVG; the same results give the same bytes of SVG.
+
+They are as wide as a column of a paper or as both, so that they need not be scaled and their letters stay at 7 to 9
+points. Letters of SVG files are outlines: they look the same wherever the file goes, with no font to be installed or
+embedded, and the layout that was computed for them holds. Colours and markers are those of `rkr.report.looks`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,30 +21,36 @@ from typing import Any
 import matplotlib.style
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from rkr.errors import FileError, UsageError
 from rkr.report import metrics
+from rkr.report.looks import look_of
 from rkr.report.results import Result, Top, by_method
+from rkr.report.tables import Paper, summarise
 
-# Okabe & Ito's palette, told apart by colour-blind readers; its yellow is too light for a line on white.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = "osD^vPX"
-PALE, STRONG = "#A6CBE3", "#0072B2"
+SINGLE, DOUBLE = 3.3, 6.9  # inches: one column of a paper, and both
+PALE, GREY = 0.25, "#404040"  # how much of its colour a pale bar has; the colour of what is of no method
 ANNOTATED = 20  # more tasks than this leave no room for numbers in the matrix
 STYLE = {
-    "font.size": 9,
-    "axes.titlesize": 10,
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so every machine draws the same
+    "font.size": 8,
+    "axes.titlesize": 8.5,
+    "axes.linewidth": 0.7,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
     "grid.color": "#E0E0E0",
     "grid.linewidth": 0.6,
-    "lines.linewidth": 1.6,
+    "lines.linewidth": 1.4,
     "lines.markersize": 4,
     "legend.frameon": False,
-    "savefig.dpi": 160,
+    "legend.fontsize": 7.5,
+    "savefig.dpi": 300,
+    "svg.fonttype": "path",
     "svg.hashsalt": "rkr",
 }
 
@@ -51,15 +62,13 @@ def accuracy_over_tasks(results: Sequence[Result], path: str | os.PathLike[str],
     """
     methods = by_method(results)
     tasks = len(results[0].tasks)
-    with _figure((7.2, 3.8)) as figure:
+    unfinished = sum(not result.finished for result in results)
+    with _figure((DOUBLE, max(3.2, 0.17 * (len(methods) + unfinished)))) as figure:
         axes = figure.add_subplot()
         lines: list[tuple[float, Any]] = []  # by where they end, so that the legend is in the order of the lines
         several = False
-        for i, (method, runs) in enumerate(methods.items()):
-            look: dict[str, Any] = {
-                "color": COLOURS[i % len(COLOURS)],
-                "marker": MARKERS[i // len(COLOURS) % len(MARKERS)],
-            }
+        for method, runs in methods.items():
+            look = _look(method)
             means = [[100 * value for value in metrics.running_mean(r.rows(top))] for r in runs if r.finished]
             if means:
                 spreads = [metrics.spread(column) for column in zip(*means, strict=True)]
@@ -96,19 +105,18 @@ def during_after(results: Sequence[Result], path: str | os.PathLike[str], top: T
     if not methods:
         raise UsageError("no run is finished")
     tasks = results[0].tasks
-    columns = min(len(methods), 2)
+    columns = min(len(methods), 2 if len(methods) <= 6 else 3)
     rows = math.ceil(len(methods) / columns)
-    width = max(3.4, min(0.34 * len(tasks) + 1, 7.0))
-    with _figure((columns * width, 0.6 + 2.1 * rows)) as figure:
+    width = (SINGLE if columns == 1 else DOUBLE) / columns
+    with _figure((columns * width, 0.6 + (1.7 if columns < 3 else 1.35) * rows)) as figure:
         grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
         x = np.arange(1, len(tasks) + 1)
         for axes, (method, runs) in zip(grid.flat, methods.items(), strict=False):
-            for shift, colour, label, measure in (
-                (-0.2, PALE, "right after learning", metrics.during),
-                (0.2, STRONG, "after all tasks", metrics.after),
-            ):
+            colour = look_of(method).colour
+            for shift, pale, measure in ((-0.2, True, metrics.during), (0.2, False, metrics.after)):
                 of_runs = zip(*(measure(run.rows(top)) for run in runs), strict=True)
-                axes.bar(x + shift, [100 * fmean(values) for values in of_runs], 0.38, color=colour, label=label)
+                heights = [100 * fmean(values) for values in of_runs]
+                axes.bar(x + shift, heights, 0.36, color=(colour, PALE if pale else 1), edgecolor=colour, linewidth=0.6)
             axes.set_title(method + (f", mean of {len(runs)} orders" if len(runs) > 1 else ""), loc="left")
             axes.set_ylim(0, 100)
             axes.grid(axis="y")
@@ -118,13 +126,13 @@ def during_after(results: Sequence[Result], path: str | os.PathLike[str], top: T
         names = all(run.tasks == tasks for runs in methods.values() for run in runs)
         if names and max(map(len, tasks)) * len(tasks) <= 12 * width:
             grid[0, 0].set_xticks(x, tasks)
-            figure.supxlabel("task", fontsize=9)
+            figure.supxlabel("task", fontsize=8)
         else:
             grid[0, 0].xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))
-            figure.supxlabel("task, in the order of learning", fontsize=9)
-        figure.supylabel(f"{_accuracy(results[0], top)} (%)", fontsize=9)
-        handles, labels = grid[0, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper right", ncols=2)
+            figure.supxlabel("task, in the order of learning", fontsize=8)
+        figure.supylabel(f"{_accuracy(results[0], top)} (%)", fontsize=8)
+        handles = [Patch(facecolor=(GREY, alpha), edgecolor=GREY) for alpha in (PALE, 1)]
+        figure.legend(handles, ["right after learning", "after all tasks"], loc="outside upper right", ncols=2)
         return _write(figure, path)
 
 
@@ -133,37 +141,170 @@ def accuracy_matrix(result: Result, path: str | os.PathLike[str], top: Top = 1) 
     rows = result.rows(top)
     if not rows:
         raise UsageError(f"{result.folder}: no task has been learned yet")
+    low, high = _range([value for row in rows for value in row])
+    n = len(rows)
+    width = SINGLE if n <= 10 else DOUBLE
+    with _figure((width, 0.86 * width)) as figure:
+        axes = figure.add_subplot()
+        mesh = _heat(axes, rows, low, high, numbers=True)
+        axes.invert_yaxis()
+        _ticks(axes, n, result.tasks[:n])
+        axes.set_xlabel("tested on task")
+        axes.set_ylabel("after learning task")
+        progress = "" if result.finished else f", {result.done} of {len(result.tasks)} tasks"
+        axes.set_title(f"{result.recipe}: {result.method}, order {result.label}{progress}", loc="left", wrap=True)
+        _colour_bar(figure, mesh, axes, _accuracy(result, top))
+        return _write(figure, path)
+
+
+def accuracy_matrices(results: Sequence[Result], path: str | os.PathLike[str], top: Top = 1) -> list[Path]:
+    """The accuracy matrix of every method side by side on one scale, means over its finished runs at each place."""
+    methods = {m: [r.rows(top) for r in runs if r.finished] for m, runs in by_method(results).items()}
+    methods = {method: matrices for method, matrices in methods.items() if matrices}
+    if not methods:
+        raise UsageError("no run is finished")
+    means = {
+        method: [[fmean(values) for values in zip(*places, strict=True)] for places in zip(*matrices, strict=True)]
+        for method, matrices in methods.items()
+    }
+    low, high = _range([value for rows in means.values() for row in rows for value in row])
+    columns = min(len(methods), 4)
+    rows = math.ceil(len(methods) / columns)
+    width = SINGLE if columns == 1 else DOUBLE
+    with _figure((width, 0.5 + rows * (width - 0.9) / columns)) as figure:
+        grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+        for axes, (method, matrix) in zip(grid.flat, means.items(), strict=False):
+            mesh = _heat(axes, matrix, low, high, numbers=len(methods) == 1)
+            n = len(methods[method])
+            axes.set_title(method + (f", mean of {n}" if n > 1 else ""), loc="left")
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
+            axes.tick_params(labelbottom=True)
+        for axes in grid.flat[len(methods) :]:
+            axes.set_visible(False)
+        grid[0, 0].invert_yaxis()
+        figure.supxlabel("tested on task", fontsize=8)
+        figure.supylabel("after learning task", fontsize=8)
+        _colour_bar(figure, mesh, grid, _accuracy(results[0], top))
+        return _write(figure, path)
+
+
+def _range(values: Sequence[float]) -> tuple[int, int]:
+    """The tens, in percent, between which fractions lie."""
+    low, high = 10 * math.floor(10 * min(values)), 10 * math.ceil(10 * max(values))
+    return low, max(high, low + 10)
+
+
+def _heat(axes: Axes, rows: Sequence[Sequence[float]], low: int, high: int, numbers: bool) -> QuadMesh:
     n = len(rows)
     values = np.full((n, n), np.nan)
     for i, row in enumerate(rows):
         values[i, : i + 1] = [100 * value for value in row]
-    low, high = 10 * math.floor(np.nanmin(values) / 10), 10 * math.ceil(np.nanmax(values) / 10)
-    high = max(high, low + 10)
-    size = min(2.2 + 0.42 * n, 9.0)
-    with _figure((size + 1.3, size)) as figure:
+    edges = np.arange(n + 1) + 0.5
+    shown = np.ma.masked_invalid(values)
+    mesh = axes.pcolormesh(edges, edges, shown, cmap="viridis", vmin=low, vmax=high, edgecolors="white", linewidth=0.6)
+    if numbers and n <= ANNOTATED:
+        for i, row in enumerate(rows, 1):
+            for j, value in enumerate(row, 1):
+                colour = "white" if 100 * value < low + 0.6 * (high - low) else "black"
+                axes.text(j, i, f"{100 * value:.0f}", ha="center", va="center", color=colour, fontsize=7)
+    axes.set_aspect("equal")
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    return mesh
+
+
+def _colour_bar(figure: Figure, mesh: QuadMesh, axes: Any, measure: str) -> None:
+    bar = figure.colorbar(mesh, ax=axes, label=f"{measure} (%)", shrink=0.7, aspect=24)
+    bar.ax.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    bar.outline.set_visible(False)
+
+
+def accuracy_against_capacity(
+    results: Sequence[Result],
+    path: str | os.PathLike[str],
+    paper: Paper | None = None,
+    capacity: Mapping[str, float] | None = None,
+    top: Top = 1,
+) -> list[Path]:
+    """The trade-off: every method a point with its 95 % interval; the paper's values, where it has both, are hollow.
+
+    `paper` has the paper's accuracy and half-width for a method, `capacity` its capacity, all in percent.
+    """
+    summaries = summarise(results, top=top)
+    if not summaries:
+        raise UsageError("no run is finished")
+    dots = [
+        (s.method, s.capacity, 100 * s.accuracy.mean, s.accuracy.half_width and 100 * s.accuracy.half_width, "full")
+        for s in summaries
+    ]
+    dots += [
+        (f"{method} (paper)", capacity[method], value, half, "none")
+        for method, (value, half) in (paper or {}).items()
+        if capacity and method in capacity
+    ]
+    with _figure((DOUBLE, max(3.2, 0.17 * len(dots)))) as figure:
         axes = figure.add_subplot()
-        edges = np.arange(n + 1) + 0.5
-        shown = np.ma.masked_invalid(values)
-        mesh = axes.pcolormesh(
-            edges, edges, shown, cmap="viridis", vmin=low, vmax=high, edgecolors="white", linewidth=0.8
+        for label, x, y, half, fill in dots:
+            look = _look(label.removesuffix(" (paper)"))
+            axes.errorbar(
+                x,
+                y,
+                half,
+                linestyle="none",
+                fillstyle=fill,
+                markersize=5.5,
+                capsize=2,
+                elinewidth=0.9,
+                label=label,
+                **look,
+            )
+        reach = [x for _, x, *_ in dots] + [100.0]
+        if max(reach) / min(reach) >= 1.5:
+            # Close above 100 % lies what matters, and other methods have several times as much.
+            axes.set_xscale("function", functions=(_above, _from_above))
+            ticks = [50, 100, 101, 102, 105, 110, 120, 150, 200, 500, 1000, 2000, 5000, 10000]
+            axes.set_xticks([tick for tick in ticks if min(reach) <= tick <= max(reach)])
+            axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlabel("capacity (%; the plain network is 100)")
+        axes.set_ylabel(f"{_accuracy(results[0], top)} at the end (%)")
+        axes.set_title(results[0].recipe, loc="left")
+        axes.grid(axis="y")
+        handles, labels = axes.get_legend_handles_labels()
+        ranked = sorted(zip(handles, labels, [y for _, _, y, *_ in dots], strict=True), key=lambda entry: -entry[2])
+        axes.legend(
+            [handle for handle, *_ in ranked],
+            [label for _, label, _ in ranked],
+            loc="center left",
+            bbox_to_anchor=(1.01, 0.5),
         )
-        if n <= ANNOTATED:
-            for i, row in enumerate(rows, 1):
-                for j, value in enumerate(row, 1):
-                    colour = "white" if 100 * value < low + 0.6 * (high - low) else "black"
-                    axes.text(j, i, f"{100 * value:.0f}", ha="center", va="center", color=colour, fontsize=8)
-        axes.set_aspect("equal")
-        axes.invert_yaxis()
-        _ticks(axes, n, result.tasks[:n])
-        axes.spines[:].set_visible(False)
-        axes.tick_params(length=0)
-        axes.set_xlabel("tested on task")
-        axes.set_ylabel("after learning task")
-        progress = "" if result.finished else f", {result.done} of {len(result.tasks)} tasks"
-        axes.set_title(f"{result.recipe}: {result.method}, order {result.label}{progress}", loc="left")
-        bar = figure.colorbar(mesh, ax=axes, label=f"{_accuracy(result, top)} (%)", shrink=0.8)
-        bar.outline.set_visible(False)
         return _write(figure, path)
+
+
+def _above(capacity: Any) -> Any:
+    return np.sign(capacity - 100) * np.log10(1 + np.abs(capacity - 100))
+
+
+def _from_above(place: Any) -> Any:
+    return 100 + np.sign(place) * (10 ** np.abs(place) - 1)
+
+
+def write_report_figures(
+    results: Sequence[Result],
+    folder: str | os.PathLike[str],
+    prefix: str = "",
+    paper: Paper | None = None,
+    capacity: Mapping[str, float] | None = None,
+) -> list[Path]:
+    """The figures that a report has of one recipe: those of its methods, none of single runs."""
+    folder, written = Path(folder), []
+    if any(result.done for result in results):
+        written += accuracy_over_tasks(results, folder / f"{prefix}accuracy_over_tasks")
+    if any(result.finished for result in results):
+        written += accuracy_against_capacity(results, folder / f"{prefix}accuracy_against_capacity", paper, capacity)
+        written += during_after(results, folder / f"{prefix}during_after")
+        written += accuracy_matrices(results, folder / f"{prefix}accuracy_matrices")
+    return written
 
 
 def write_figures(results: Sequence[Result], folder: str | os.PathLike[str], top: Top = 1) -> list[Path]:
@@ -172,12 +313,18 @@ def write_figures(results: Sequence[Result], folder: str | os.PathLike[str], top
     if any(result.done for result in results):
         written += accuracy_over_tasks(results, folder / "accuracy_over_tasks", top)
     if any(result.finished for result in results):
+        written += accuracy_against_capacity(results, folder / "accuracy_against_capacity", top=top)
         written += during_after(results, folder / "during_after", top)
     for result in results:
         if result.done:
             name = re.sub(r"[^\w.-]+", "_", f"accuracy_matrix-{result.method}-{result.label}")
             written += accuracy_matrix(result, folder / name, top)
     return written
+
+
+def _look(method: str) -> dict[str, Any]:
+    look = look_of(method)
+    return {"color": look.colour, "marker": look.marker}
 
 
 def _accuracy(result: Result, top: Top) -> str:
@@ -188,7 +335,7 @@ def _ticks(axes: Axes, n: int, tasks: Sequence[str]) -> None:
     """Task numbers on both axes; on the rows also their names, unless they end in the number or there are many."""
     if n <= ANNOTATED:
         axes.set_xticks(range(1, n + 1))
-        labels = [name if name.endswith(f"-{i}") else f"{name}  {i}" for i, name in enumerate(tasks, 1)]
+        labels = [str(i) if name.endswith(f"-{i}") else f"{name}  {i}" for i, name in enumerate(tasks, 1)]
         axes.set_yticks(range(1, n + 1), labels)
     else:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -208,6 +355,8 @@ def _write(figure: Figure, path: str | os.PathLike[str]) -> list[Path]:
     if path.suffix in (".png", ".svg"):
         path = path.with_suffix("")
     written = []
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # what was found holds for both files, and takes as long as drawing them
     for kind in ("png", "svg"):
         content = io.BytesIO()
         figure.savefig(content, format=kind, metadata={"Date": None} if kind == "svg" else None)

@@ -14,7 +14,7 @@ from typing import Any
 from rkr.errors import RkrError
 from rkr.recipes import Recipe, load_recipe
 from rkr.report.metrics import Spread
-from rkr.report.results import Result, by_recipe, find_results
+from rkr.report.results import Result, comparable, find_results
 from rkr.report.tables import summarise, summary_cells, zero_shot_cells
 
 INTRODUCTION = """\
@@ -28,9 +28,9 @@ orders. The other columns are explained in [experiments.md](experiments.md).
 
 
 def page(results: Sequence[Result]) -> str:
-    """The whole page, a section for each recipe (a changed schedule counts as another)."""
+    """The whole page, a section for each recipe (a changed schedule or protocol counts as another)."""
     sections = [INTRODUCTION]
-    for name, runs in by_recipe(results).items():
+    for name, runs in comparable(results).items():
         sections.append(_section(name, runs))
     return "\n".join(sections)
 

@@ -11,9 +11,10 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rkr.errors import FileError, UsageError
+from rkr.report.protocol import group_by_protocol, require_one_protocol
 
 FORMAT = 1
 CLASSIFICATION, ZERO_SHOT = ("accuracy", "top5"), ("H", "U", "S")
@@ -33,8 +34,7 @@ class Cost:
     multiply_adds: int | None  # for one sample of the last task; None where they were not counted
 
 
-@dataclass(frozen=True)
-class Epoch:
+class Epoch(NamedTuple):  # a folder of runs has hundreds of thousands of them
     """One epoch of training; loss and accuracy are of the training images."""
 
     number: int  # of the task: 1, 2, ...
@@ -69,6 +69,7 @@ class Result:
     tasks: tuple[str, ...]  # of the whole stream, learned or not
     groups: tuple[tuple[int, ...], ...]  # for each task, the numbers of its classes
     settings: Mapping[str, Any]
+    record: Mapping[str, Any]  # all of run.json: data, versions, machine and commit as well
     measures: Mapping[str, tuple[Row, ...]]  # with the task given; the first one counts: accuracy, or H in zero-shot
     agnostic: tuple[Row | None, ...]  # top-1 accuracy with the task inferred, where it was computed
     proofs: tuple[Mapping[str, str], ...]  # for each row, task -> hash of its logits on its test images
@@ -139,17 +140,7 @@ def read_result(folder: str | os.PathLike[str]) -> Result:
         if number != len(matrix) + 1:
             raise FileError(f"{line.where}: {event} line of task {number} where task {len(matrix) + 1} is due")
         if event == "epoch":
-            epochs.append(
-                Epoch(
-                    number,
-                    task,
-                    line.text("phase"),
-                    line.integer("epoch"),
-                    line.optional_number("loss"),
-                    line.optional_number("accuracy"),
-                    line.optional_number("lr"),
-                )
-            )
+            epochs.append(_epoch(line, number, task))
             continue
         for name, rows in measures.items():
             rows.append(line.fractions(name, number))
@@ -171,6 +162,7 @@ def read_result(folder: str | os.PathLike[str]) -> Result:
         tasks=tasks,
         groups=groups,
         settings=run.object("settings").values,
+        record=run.values,
         measures={name: tuple(rows) for name, rows in measures.items()},
         agnostic=tuple(agnostic),
         proofs=tuple(proofs),
@@ -189,19 +181,31 @@ def find_results(root: str | os.PathLike[str]) -> list[Result]:
     if not root.is_dir():
         raise FileError(f"{root}: no such folder")
     results = [read_result(path.parent) for path in root.rglob(RUN)]
-    return sorted(results, key=lambda result: (result.recipe, result.method, _rank(result.order), str(result.folder)))
+    return sorted(results, key=lambda result: (result.recipe, result.method, rank(result.order), str(result.folder)))
 
 
 def by_recipe(results: Iterable[Result]) -> dict[str, list[Result]]:
-    """The runs of each recipe: tables and figures compare only runs of one."""
+    """The runs of each recipe."""
     recipes: dict[str, list[Result]] = {}
     for result in results:
         recipes.setdefault(result.recipe, []).append(result)
     return recipes
 
 
+def comparable(results: Iterable[Result]) -> dict[str, list[Result]]:
+    """The runs in groups that may be compared, one recipe and protocol each: what a table or figure shows together.
+
+    A group is called like its recipe. If that has runs of several protocols, the hash of each is in the name.
+    """
+    groups: dict[str, list[Result]] = {}
+    for recipe, runs in by_recipe(results).items():
+        found = group_by_protocol(runs)
+        groups |= {recipe if len(found) == 1 else f"{recipe} ({protocol.hash})": same for protocol, same in found}
+    return groups
+
+
 def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """The runs of each method, checked to be comparable: one recipe, as many tasks, no run twice."""
+    """The runs of each method, checked to be comparable: one recipe and protocol, as many tasks, no run twice."""
     if not results:
         raise UsageError("there are no results")
     recipes = sorted({result.recipe for result in results})
@@ -209,16 +213,31 @@ def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
         raise UsageError(f"runs of different recipes cannot be compared: {', '.join(recipes)}")
     if len({len(result.tasks) for result in results}) > 1:
         raise UsageError(f"runs of {recipes[0]} have different numbers of tasks")
+    require_one_protocol(results)
     methods: dict[str, list[Result]] = {}
     for result in results:
         runs = methods.setdefault(result.method, [])
         if any((run.order, run.seed) == (result.order, result.seed) for run in runs):
-            raise UsageError(f"{result.folder}: {result.method} {result.order} is there twice")
+            raise UsageError(f"{result.folder}: {result.method} {result.label} is there twice")
+        if runs:
+            _require_same_options(runs[0], result)
         runs.append(result)
     return methods
 
 
-def _rank(order: str) -> tuple[bool, int, str]:
+def _require_same_options(a: Result, b: Result) -> None:
+    """A method's name does not tell its options. One that only one run knows came with a later version."""
+    old, new = (result.settings.get("options") or {} for result in (a, b))
+    for name in sorted(old.keys() & new.keys()):
+        if old[name] != new[name]:
+            raise UsageError(
+                f"{a.method} has {name} {old[name]!r} in {a.folder}, but {new[name]!r} in {b.folder}: "
+                "runs with different options are not averaged; give one of them another name"
+            )
+
+
+def rank(order: str) -> tuple[bool, int, str]:
+    """A key to sort orders by: numbers first, as numbers."""
     return (False, int(order), order) if order.isdecimal() else (True, 0, order)
 
 
@@ -247,22 +266,35 @@ def _read_times(path: Path, tasks: Sequence[str]) -> tuple[Times, ...]:
     return tuple(times[number] for number in sorted(times))
 
 
-def _lines(path: Path) -> Iterator[_Fields]:
+def _lines(path: Path) -> Iterator[_Line]:
     """The objects of a file with one a line; none if there is no file yet."""
     if not path.exists():
         return
     *whole, last = _read(path).split(b"\n")
     for number, line in enumerate(whole, 1):
         try:
-            yield _Fields(f"{path}: line {number}", json.loads(line))
+            values = _decode(line.decode())
         except ValueError:
             raise FileError(f"{path}: line {number} is not JSON") from None
+        yield _Line(path, number, values)
     try:
-        values = json.loads(last)  # an object that was cut off does not parse
+        values = _decode(last.decode())  # an object that was cut off does not parse
     except ValueError:
         return
     if isinstance(values, dict):
-        yield _Fields(f"{path}: line {len(whole) + 1}", values)
+        yield _Line(path, len(whole) + 1, values)
+
+
+def _decode(text: str) -> Any:
+    """As `json.loads`, without its search for white space around what the engine writes."""
+    if text.startswith("{"):
+        values, end = _JSON.raw_decode(text)
+        if end == len(text):
+            return values
+    return _JSON.decode(text)
+
+
+_JSON = json.JSONDecoder()
 
 
 def _read(path: Path) -> bytes:
@@ -270,6 +302,25 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise FileError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _epoch(line: _Line, number: int, task: str) -> Epoch:
+    """The usual line is checked at one go; any other field by field, for what is wrong with it."""
+    values = line.values
+    phase, epoch = values.get("phase"), values.get("epoch")
+    loss, accuracy, lr = values.get("loss"), values.get("accuracy"), values.get("lr")
+    numbers = type(loss) is type(accuracy) is type(lr) is float
+    if numbers and type(phase) is str and type(epoch) is int and epoch >= 0:
+        return Epoch(number, task, phase, epoch, loss, accuracy, lr)
+    return Epoch(
+        number,
+        task,
+        line.text("phase"),
+        line.integer("epoch"),
+        line.optional_number("loss"),
+        line.optional_number("accuracy"),
+        line.optional_number("lr"),
+    )
 
 
 def _which_task(line: _Fields, tasks: Sequence[str]) -> tuple[int, str]:
@@ -340,3 +391,16 @@ class _Fields:
         shown = json.dumps(self.values[key])
         shown = shown if len(shown) < 80 else shown[:77] + "..."
         raise FileError(f"{self.where}: {key!r} must be {wanted}, not {shown}")
+
+
+class _Line(_Fields):
+    """The fields of a line; its place is put into words only where something is wrong with it."""
+
+    def __init__(self, path: Path, number: int, values: Any) -> None:
+        self._path, self._number, self.values = path, number, values
+        if not isinstance(values, dict):
+            raise FileError(f"{self.where}: not a JSON object")
+
+    @property
+    def where(self) -> str:  # type: ignore[override]
+        return f"{self._path}: line {self._number}"

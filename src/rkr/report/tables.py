@@ -180,10 +180,10 @@ def summary_table(
     cells = {name: column for name, column in cells.items() if name not in without and (only is None or name in only)}
     unfinished = [result for result in results if not result.finished]
     if not summaries:
-        cells = {"runs": [], "accuracy": []}
+        cells = {"runs": [], results[0].measure: []}
 
     several = any(len(summary.runs) > 1 for summary in summaries)
-    shown = _column(summaries)
+    shown = results[0].measure
     table = Table(
         title=Text(f"{results[0].recipe} · {len(results[0].tasks)} tasks"),
         caption=_caption(

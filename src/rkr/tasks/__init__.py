@@ -2,7 +2,7 @@
 
 from rkr.tasks.augment import Augment
 from rkr.tasks.batches import Batches
-from rkr.tasks.sources import SOURCES, load_source
+from rkr.tasks.sources import SOURCES, load_source, missing_data
 from rkr.tasks.streams import APD_ORDERS, mnist_then, split, split_cifar
 from rkr.tasks.task import ImageFiles, Images, Source, Stream, Task, Training
 from rkr.tasks.xlsa17 import ZeroShotSource, load_xlsa17, validation_source, zero_shot_stream
@@ -21,6 +21,7 @@ __all__ = [
     "ZeroShotSource",
     "load_source",
     "load_xlsa17",
+    "missing_data",
     "mnist_then",
     "split",
     "split_cifar",

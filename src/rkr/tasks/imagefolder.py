@@ -16,12 +16,13 @@ from rkr.tasks.download import Data, find, folders
 from rkr.tasks.task import ImageFiles, Images, Samples, Source
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+IMAGENET_FOLDERS = ("imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", ".")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, which everyone uses for photographs
 
 
 def load_imagenet(data: Data = None, size: int = 224) -> Source:
     """ImageNet-1K as class folders under train/ and val/, which cannot be downloaded without an account."""
-    path = find((f"{folder}/train" for folder in ("imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", ".")), data)
+    path = find((f"{folder}/train" for folder in IMAGENET_FOLDERS), data)
     if path is None:
         raise FileError(
             "imagenet is not there, and its licence forbids an automatic download: get it from https://image-net.org "

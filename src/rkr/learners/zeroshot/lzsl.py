@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from rkr.errors import UsageError
 from rkr.learners.learner import MakeNetwork, Phase, ReadSamples, SeenTask
 from rkr.learners.zeroshot.learner import Gaussian
 from rkr.learners.zeroshot.penalty import Guarded
@@ -40,6 +41,8 @@ class Lzsl(Guarded):
         classifier: dict[str, object] | None = None,
     ) -> None:
         super().__init__(make, head, classifier=classifier)
+        if distillation < 0:
+            raise UsageError(f"distillation must be at least 0, not {distillation!r}")
         self.distillation = distillation
         self._hooks: list[RemovableHandle] = []
         for i, weight in enumerate(self._weights()):
@@ -54,7 +57,7 @@ class Lzsl(Guarded):
             return (Phase(),)
         return (Phase("last layer"), Phase("selective retraining", same_optimizer=True))
 
-    def prepare(self, phase: Phase) -> None:
+    def prepare(self, phase: Phase, train: ReadSamples) -> None:
         encoder = self.vae.encoder
         if phase.name == "last layer":
             encoder.requires_grad_(False)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from rkr.errors import UsageError
+from rkr.learners.anchor import departure
 from rkr.learners.learner import MakeNetwork, SeenTask
 from rkr.learners.zeroshot.learner import Gaussian, ZeroShot
 
@@ -63,7 +63,6 @@ class Penalty(Guarded):
     def extra_loss(self, x: Tensor, visual: Gaussian) -> Tensor | None:
         if self.previous is None:
             return None
-        pairs = zip(self.vae.encoder.parameters(), self.previous.parameters(), strict=True)
-        moved = [(now - then).abs().sum() if self.norm == 1 else (now - then).square().sum() for now, then in pairs]
+        moved = departure(self.vae.encoder.parameters(), self.previous.parameters(), norm=self.norm)
         processes = dist.get_world_size() if dist.is_initialized() else 1  # each adds its share to the gradient
-        return self.strength / processes * torch.stack(moved).sum()
+        return self.strength / processes * moved

@@ -1,0 +1,63 @@
+"""A penalty on leaving the place where earlier tasks are solved: what L2T, EWC, SI, P&C and zero-shot L1, L2 share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+def departure(
+    parameters: Iterable[Tensor], values: Iterable[Tensor], importance: Iterable[Tensor] | None = None, norm: int = 2
+) -> Tensor:
+    """Σ_i I_i |θ_i - θ*_i|^p, p = `norm` 1 or 2; without importances all count the same, 1."""
+    moved = [p - value for p, value in zip(parameters, values, strict=True)]
+    parts = [m.abs() if norm == 1 else m.square() for m in moved]
+    if importance is not None:
+        parts = [matters * part for matters, part in zip(importance, parts, strict=True)]
+    return torch.stack([part.sum() for part in parts]).sum()
+
+
+class Anchor(nn.Module):
+    """Values that parameters had, and how much each matters: Σ_i I_i |θ_i - θ*_i|^p.
+
+    Until it is first set, nothing matters and the penalty is 0.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.values = nn.ParameterList([_still(p.detach().clone()) for p in parameters])
+        self.importance = nn.ParameterList([_still(torch.zeros_like(p)) for p in parameters])
+
+    @torch.no_grad()
+    def put(self, parameters: Sequence[Tensor], importance: Sequence[Tensor] | float) -> None:
+        """Anchor parameters where they are."""
+        for i, p in enumerate(parameters):
+            self.values[i].copy_(p)
+            self.importance[i].copy_(torch.as_tensor(importance[i] if isinstance(importance, Sequence) else importance))
+
+    @torch.no_grad()
+    def add(self, parameters: Sequence[Tensor], importance: Sequence[Tensor]) -> None:
+        """A further anchor beside the ones there are, at no further memory.
+
+        A sum of parabolas is a parabola: I (θ - a)² + J (θ - b)² = (I + J)(θ - (I a + J b) / (I + J))² + constant.
+        """
+        for value, matters, p, own in zip(self.values, self.importance, parameters, importance, strict=True):
+            both = matters + own
+            value.lerp_(p, torch.where(both > 0, own / both, 1))  # where nothing matters, any place will do
+            matters.copy_(both)
+
+    def penalty(self, parameters: Sequence[Tensor], norm: int = 2) -> Tensor:
+        """Σ_i I_i |θ_i - θ*_i|^p, p = `norm` 1 or 2."""
+        return departure(parameters, self.values, self.importance, norm)
+
+    @torch.no_grad()
+    def gradient(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """Of the penalty with p = 2: 2 I_i (θ_i - θ*_i)."""
+        groups = zip(parameters, self.values, self.importance, strict=True)
+        return [2 * matters * (p - value) for p, value, matters in groups]
+
+
+def _still(t: Tensor) -> nn.Parameter:
+    return nn.Parameter(t, requires_grad=False)

@@ -1,0 +1,59 @@
+"""Elastic weight consolidation (EWC; Kirkpatrick et al., PNAS 2017)."""
+
+from __future__ import annotations
+
+from rkr.errors import UsageError
+from rkr.learners.fisher import ESTIMATORS, fisher
+from rkr.learners.l2t import Anchored
+from rkr.learners.learner import MakeNetwork, ReadSamples
+
+MODES = ("all", "online")
+
+
+class Ewc(Anchored):
+    """Hold each weight as much as the answers of earlier tasks depend on it: their Fisher information F (equation 3).
+
+    Args:
+        make: Builds the network.
+        head: Its classification layer.
+        strength: λ.
+        estimator: Of the Fisher information: see `rkr.learners.fisher`.
+        samples: How many training samples it is estimated from, at most, drawn at random; None for all.
+        mode: "all": a penalty for every earlier task, Σ_t F_t (θ - θ*_t)², kept as the one parabola that is their sum.
+            "online" (Schwarz et al., ICML 2018): F ← γ F + F_t, around the newest weights.
+        gamma: γ of "online".
+        bn: See `OneNetwork`.
+    """
+
+    def __init__(
+        self,
+        make: MakeNetwork,
+        head: str,
+        *,
+        strength: float = 1000.0,
+        estimator: str = "sampled",
+        samples: int | None = None,
+        mode: str = "all",
+        gamma: float = 1.0,
+        bn: str = "per_task",
+    ) -> None:
+        super().__init__(make, head, strength=strength, bn=bn)
+        if estimator not in ESTIMATORS:
+            raise UsageError(f"estimator must be one of {', '.join(ESTIMATORS)}, not {estimator!r}")
+        if mode not in MODES:
+            raise UsageError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
+        if samples is not None and samples < 1:
+            raise UsageError(f"samples must be at least 1, or all, not {samples!r}")
+        if not 0 <= gamma <= 1:
+            raise UsageError(f"gamma must be from 0 to 1, not {gamma!r}")
+        self.estimator, self.samples, self.mode, self.gamma = estimator, samples, mode, gamma
+
+    def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
+        shared = self.shared()
+        self.select(self.task.number)
+        found = fisher(self.network, shared, train, self.task.start, self.estimator, self.samples)
+        if self.mode == "all":
+            self.anchor.add(shared, found)
+        else:
+            both = [self.gamma * old + new for old, new in zip(self.anchor.importance, found, strict=True)]
+            self.anchor.put(shared, both)

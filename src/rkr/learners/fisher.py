@@ -1,0 +1,230 @@
+"""The diagonal of the Fisher information: how much the answers of a network depend on each of its parameters.
+
+For a sample x with label c it is the square of ∂ log p(c | x) / ∂θ. Four estimators of its mean over samples are in
+use, which give different numbers; papers and codes often do not say which one they mean:
+
+"exact"      the expectation over labels that the network itself predicts: all classes, each with its probability
+"sampled"    one label drawn from the network's prediction for each sample: the same in the mean, at one pass
+"empirical"  the label of the data
+"batched"    the square of the mean gradient of a batch, with labels of the data: no Fisher information at all, and
+             smaller by about the size of the batch, but what several public implementations compute
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev, vmap
+
+from rkr.errors import UsageError
+from rkr.learners.learner import ReadSamples, evaluating
+
+ESTIMATORS = ("exact", "sampled", "empirical", "batched")
+CHUNK = 32  # samples whose gradients are in memory at once
+
+
+def fisher(
+    network: nn.Module,
+    parameters: Sequence[nn.Parameter],
+    samples: ReadSamples,
+    start: int,
+    estimator: str = "sampled",
+    limit: int | None = None,
+) -> list[Tensor]:
+    """The mean over samples, for each parameter. The network computes in evaluation mode, so no statistics move.
+
+    Args:
+        network: Gives logits over the classes of a task.
+        parameters: Of the network.
+        samples: A pass over the task's samples.
+        start: Where the task's labels begin.
+        estimator: See above.
+        limit: Only so many samples, drawn at random: a pass may go class by class.
+    """
+    if estimator not in ESTIMATORS:
+        raise UsageError(f"fisher must be one of {', '.join(ESTIMATORS)}, not {estimator!r}")
+    sums = [torch.zeros_like(p) for p in parameters]
+    seen = 0
+    with evaluating(network):
+        for x, y in samples() if limit is None else _drawn(samples, limit):
+            _add(network, parameters, x, y - start, estimator, sums)
+            seen += len(x)
+    return [total / max(seen, 1) for total in sums]
+
+
+def _drawn(samples: ReadSamples, limit: int) -> Iterator[tuple[Tensor, Tensor]]:
+    chosen = torch.randperm(sum(len(y) for _, y in samples()))[:limit].sort().values
+    first = 0
+    for x, y in samples():
+        rows = chosen[(chosen >= first) & (chosen < first + len(y))].to(y.device) - first
+        first += len(y)
+        if len(rows):
+            yield x[rows], y[rows]
+
+
+def _add(
+    network: nn.Module, parameters: Sequence[nn.Parameter], x: Tensor, y: Tensor, estimator: str, sums: list[Tensor]
+) -> None:
+    """Add the sum over a batch."""
+    if estimator == "batched":
+        loss = F.cross_entropy(network(x), y)
+        grads = torch.autograd.grad(loss, list(parameters), allow_unused=True)
+        for total, grad in zip(sums, grads, strict=True):
+            if grad is not None:
+                total.add_(grad.square(), alpha=len(x))
+        return
+    for begin in range(0, len(x), CHUNK):
+        part, labels = x[begin : begin + CHUNK], y[begin : begin + CHUNK]
+        with PerSampleSquares(network, parameters) as squares:
+            logits = network(part)  # (B, C)
+            log_p = F.log_softmax(logits, 1)
+            weights = _weights(log_p.detach().exp(), labels, estimator)
+            if estimator == "exact":  # a class after the other: a sample's square is linear in the square of a factor
+                for c in range(logits.shape[1]):
+                    squares.add(
+                        (log_p[:, c] * weights[:, c].sqrt()).sum(), len(part), sums, keep=c < logits.shape[1] - 1
+                    )
+            else:
+                squares.add((log_p * weights).sum(), len(part), sums)
+        _add_others(network, parameters, squares.others, part, weights, sums)
+
+
+def _weights(p: Tensor, labels: Tensor, estimator: str) -> Tensor:
+    """How much each class counts for each sample, (B, C)."""
+    if estimator == "exact":
+        return p
+    if estimator == "sampled":
+        labels = torch.multinomial(p, 1)[:, 0]
+    return F.one_hot(labels, p.shape[1]).to(p)
+
+
+def _add_others(
+    network: nn.Module,
+    parameters: Sequence[nn.Parameter],
+    others: Sequence[int],
+    x: Tensor,
+    weights: Tensor,
+    sums: list[Tensor],
+) -> None:
+    """Parameters of layers that `PerSampleSquares` does not know: Σ_b Σ_c w_bc (∂ log p_c)², by torch.func."""
+    names = {id(p): name for name, p in network.named_parameters()}
+    chosen = {names[id(parameters[i])]: parameters[i].detach() for i in others}
+    if not chosen:
+        return
+
+    def log_p(own: dict[str, Tensor], sample: Tensor) -> Tensor:
+        return F.log_softmax(functional_call(network, own, (sample[None],)), 1)[0]  # (C,)
+
+    grads = vmap(jacrev(log_p), in_dims=(None, 0))(chosen, x)  # each (B, C, *shape)
+    for i, grad in zip(others, grads.values(), strict=True):
+        sums[i].add_(torch.einsum("bc,bc...->...", weights, grad.square()))
+
+
+class PerSampleSquares:
+    """Squares of the gradients of every sample, summed over a batch, in one backward pass.
+
+    While it is entered, layers remember what goes into them; `add` takes the gradient of each layer's output, from
+    which the gradient of each sample's weights is a product: of a linear layer g xᵀ, whose square is g² (x²)ᵀ and needs
+    no gradient of a sample in memory. `others` are the parameters elsewhere than in linear layers, plain convolutions
+    and batch normalisation.
+    """
+
+    def __init__(self, network: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
+        self._index = {id(p): i for i, p in enumerate(parameters)}
+        users = Counter(id(p) for layer in network.modules() for p in layer.parameters(recurse=False))
+        self._layers: list[nn.Module] = []
+        known: set[int] = set()
+        for layer in network.modules():
+            own = {id(p) for p in layer.parameters(recurse=False) if id(p) in self._index}
+            if own and _knows(layer) and all(users[p] == 1 for p in own):  # a sum of two squares is no square of a sum
+                self._layers.append(layer)
+                known |= own
+        self.others = [i for i, p in enumerate(parameters) if id(p) not in known]
+        self._calls: list[tuple[nn.Module, Tensor, Tensor]] = []
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+
+    def __enter__(self) -> PerSampleSquares:
+        def remember(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            self._calls.append((layer, inputs[0].detach(), output))
+            return output.clone()  # what comes next may write into it
+
+        self._handles = [layer.register_forward_hook(remember) for layer in self._layers]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._calls.clear()
+
+    def add(self, total: Tensor, batch: int, sums: list[Tensor], keep: bool = False) -> None:
+        """Add the squares of the gradients of a sum over `batch` samples."""
+        outputs = [output for _, _, output in self._calls]
+        grads = torch.autograd.grad(total, outputs, retain_graph=keep, allow_unused=True)
+        if len({id(layer) for layer, _, _ in self._calls}) < len(self._calls):
+            raise UsageError("a layer is used twice in one pass: the Fisher information of its weights is not known")
+        for (layer, x, _), g in zip(self._calls, grads, strict=True):
+            if len(x) != batch:
+                raise UsageError("a layer takes samples apart or together: the Fisher information is not known")
+            if g is not None:
+                for p, square in _squares(layer, x, g):
+                    if id(p) in self._index:
+                        sums[self._index[id(p)]].add_(square)
+
+
+def _knows(layer: nn.Module) -> bool:
+    if isinstance(layer, nn.Conv2d):
+        return layer.groups == 1 and layer.padding_mode == "zeros"
+    if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+        return layer.running_mean is not None
+    return isinstance(layer, nn.Linear)
+
+
+def _squares(layer: nn.Module, x: Tensor, g: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """For each parameter of a layer, Σ_b (∂/∂θ of sample b)², from its input and the gradient of its output."""
+    found: list[tuple[Tensor, Tensor]] = []
+    if isinstance(layer, nn.Linear):
+        if x.dim() == 2:
+            found.append((layer.weight, g.square().T @ x.square()))  # (O, I)
+            of_bias = g
+        else:  # (B, ..., I): a sample's gradient is a sum over positions
+            of_weight = torch.einsum("bpo,bpi->boi", g.flatten(1, -2), x.flatten(1, -2))
+            found.append((layer.weight, of_weight.square().sum(0)))
+            of_bias = g.flatten(1, -2).sum(1)
+        if layer.bias is not None:
+            found.append((layer.bias, of_bias.square().sum(0)))
+    elif isinstance(layer, nn.Conv2d):
+        size, dilation = layer.kernel_size, layer.dilation
+        padding = _padding(layer)
+        x = F.pad(x, padding)
+        columns = F.unfold(x, size, dilation=dilation, stride=layer.stride)  # (B, I h w, P)
+        of_weight = g.flatten(2) @ columns.transpose(1, 2)  # (B, O, I h w)
+        found.append((layer.weight, of_weight.square().sum(0).view_as(layer.weight)))
+        if layer.bias is not None:
+            found.append((layer.bias, g.sum((2, 3)).square().sum(0)))
+    else:
+        assert isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d)
+        assert layer.running_mean is not None
+        assert layer.running_var is not None
+        shape = (1, -1) + (1,) * (x.dim() - 2)
+        spread = (layer.running_var + layer.eps).sqrt()
+        normalised = (x - layer.running_mean.view(shape)) / spread.view(shape)
+        positions = tuple(range(2, x.dim()))
+        of_weight, of_bias = g * normalised, g
+        if positions:
+            of_weight, of_bias = of_weight.sum(positions), of_bias.sum(positions)
+        found += [(layer.weight, of_weight.square().sum(0)), (layer.bias, of_bias.square().sum(0))]
+    return found
+
+
+def _padding(layer: nn.Conv2d) -> list[int]:
+    """Left, right, top, bottom."""
+    if isinstance(layer.padding, str):
+        if layer.padding == "valid":
+            return [0, 0, 0, 0]
+        whole = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
+        return [whole[1] // 2, whole[1] - whole[1] // 2, whole[0] // 2, whole[0] - whole[0] // 2]
+    return [layer.padding[1], layer.padding[1], layer.padding[0], layer.padding[0]]

@@ -1,0 +1,68 @@
+"""Synaptic intelligence (SI; Zenke, Poole, Ganguli, ICML 2017)."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from rkr.errors import UsageError
+from rkr.learners.l2t import Anchored
+from rkr.learners.learner import MakeNetwork, Phase, ReadSamples, SeenTask, nbytes
+
+
+class SynapticIntelligence(Anchored):
+    """A weight matters as much as its way has lowered the loss: the path integral ω of -gradient times step.
+
+    With the end of a task its importance grows by ω / (Δ² + ξ), Δ being how far the weight went (equations 4 and 5). It
+    never falls below 0, as in the authors' code: momentum and noise make some ω negative.
+
+    Args:
+        make: Builds the network.
+        head: Its classification layer.
+        strength: c: the loss is cross-entropy + c Σ_i Ω_i (θ_i - θ*_i)².
+        damping: ξ.
+        bn: See `OneNetwork`.
+    """
+
+    def __init__(
+        self, make: MakeNetwork, head: str, *, strength: float = 0.1, damping: float = 1e-3, bn: str = "per_task"
+    ) -> None:
+        super().__init__(make, head, strength=2 * strength, bn=bn)  # SI's formula has no 1/2
+        if damping <= 0:
+            raise UsageError(f"damping must be above 0, not {damping!r}")
+        self.damping = damping
+        zeros = [torch.zeros_like(p) for p in self.shared()]
+        self.path = nn.ParameterList([nn.Parameter(t, requires_grad=False) for t in zeros])  # ω
+        self.before = nn.ParameterList([nn.Parameter(t.clone(), requires_grad=False) for t in zeros])  # the last step
+
+    @torch.no_grad()
+    def begin(self, task: SeenTask) -> None:
+        super().begin(task)
+        for path in self.path:
+            path.zero_()
+
+    @torch.no_grad()
+    def prepare(self, phase: Phase, train: ReadSamples) -> None:
+        for before, p in zip(self.before, self.shared(), strict=True):
+            before.copy_(p)
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """ω_i -= g_i Δθ_i, g being the gradient of the loss without the penalty, where the step began."""
+        pulls = self.anchor.gradient(list(self.before))
+        for p, before, path, pull in zip(self.shared(), self.before, self.path, pulls, strict=True):
+            if p.grad is not None:
+                own = p.grad - 0.5 * self.strength * pull if self.task.number else p.grad
+                path.sub_(own * (p - before))
+            before.copy_(p)
+
+    @torch.no_grad()
+    def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
+        shared, importance = self.shared(), []
+        starts = self.anchor.values  # of the first task: the initial values, which it holds until then
+        for p, start, path, old in zip(shared, starts, self.path, self.anchor.importance, strict=True):
+            importance.append((old + path / ((p - start).square() + self.damping)).clamp(min=0))
+        self.anchor.put(shared, importance)
+
+    def extra_bytes(self) -> int:
+        return nbytes(self.anchor)  # paths are of the task being learned

@@ -1,0 +1,163 @@
+"""`rkr compare`: methods or runs beside each other, and how far each is from the first, with the statistics."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from rkr.errors import UsageError
+from rkr.report.protocol import Protocol, protocol, require_one_protocol
+from rkr.report.results import Result
+from rkr.report.scan import Skipped, scan
+from rkr.report.statistics import Paired, paired
+from rkr.report.tables import LOOK, NOTHING, Summary, _caption, _json, _plus_minus, _points, _progress, summarise
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The finished runs of one method in one of the folders."""
+
+    name: str  # the method, with its folder where several are called the same
+    summary: Summary
+    to_first: Paired | None  # of this minus the first; None for the first itself
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` found; the first is what the others are compared with."""
+
+    protocol: Protocol
+    compared: tuple[Compared, ...]
+    skipped: tuple[Skipped, ...]  # runs that are not finished among them
+
+    @property
+    def measure(self) -> str:
+        """What is compared: "accuracy", or "H" of zero-shot tasks."""
+        return self.compared[0].summary.measure
+
+
+def compare(folders: Sequence[str | os.PathLike[str]]) -> Comparison:
+    """Compare runs, methods or all methods of a recipe: whatever lies in the folders.
+
+    A run that an earlier folder has already is not taken twice, so that `runs/x/rkr runs/x` compares all methods of x
+    with rkr. UsageError if protocols differ, or if there is nothing to compare.
+    """
+    skipped: dict[Path, Skipped] = {}
+    groups: list[tuple[Path, list[Result]]] = []
+    taken: set[Path] = set()
+    for folder in map(Path, folders):
+        found = scan(folder)
+        skipped |= {item.path: item for item in found.skipped}
+        methods: dict[tuple[str, str], list[Result]] = {}
+        again = False
+        for result in found.results:
+            real = result.folder.resolve()
+            if real in taken:
+                again = True
+            elif result.finished:
+                taken.add(real)
+                methods.setdefault((result.recipe, result.method), []).append(result)
+            else:
+                skipped[result.folder] = Skipped(result.folder, f"not finished: {_progress(result)}")
+        if not methods:
+            here = [f"{item.path}: {item.reason}" for item in skipped.values() if item.path.is_relative_to(folder)]
+            why = "all of its runs are in the other folders" if again else "; ".join(here) or "there is no run in it"
+            raise UsageError(f"{folder}: no finished run to compare ({why})")
+        groups += [(folder, runs) for runs in methods.values()]
+    if len(groups) < 2:
+        raise UsageError(f"{groups[0][0]}: only {groups[0][1][0].method} is there; give something to compare it with")
+    require_one_protocol([run for _, runs in groups for run in runs])
+    first = groups[0][1]
+    return Comparison(
+        protocol=protocol(first[0]),
+        compared=tuple(
+            Compared(name, summarise(runs)[0], None if runs is first else paired(first, runs))
+            for name, (_, runs) in zip(_names(groups), groups, strict=True)
+        ),
+        skipped=tuple(skipped.values()),
+    )
+
+
+def _names(groups: Sequence[tuple[Path, list[Result]]]) -> list[str]:
+    """The method alone where that is enough; else with its folder, or the run's own if it is one run."""
+    methods = [runs[0].method for _, runs in groups]
+    return [
+        f"{method} ({runs[0].folder if len(runs) == 1 else folder})" if methods.count(method) > 1 else method
+        for method, (folder, runs) in zip(methods, groups, strict=True)
+    ]
+
+
+def comparison_tables(comparison: Comparison) -> list[Table]:
+    """Each by itself, then the differences to the first."""
+    measure, first = comparison.measure, comparison.compared[0]
+    each = Table(
+        caption=_caption(
+            f"mean {measure} over all tasks at the end, in %, ± 95 % confidence over runs",
+            f"protocol {comparison.protocol.hash}",
+        ),
+        **LOOK,
+    )
+    each.add_column("method", overflow="fold")
+    for name in ("runs", measure, "forgets", "capacity"):
+        each.add_column(name, justify="right", no_wrap=True)
+    for one in comparison.compared:
+        s = one.summary
+        accuracy = _plus_minus(100 * s.accuracy.mean, s.accuracy.half_width, 100)
+        each.add_row(Text(one.name), str(s.accuracy.n), accuracy, _points(s.forgetting), f"{s.capacity:.1f} %")
+    to_first = Table(
+        caption=_caption("paired over the same orders and seeds: points, ± 95 % confidence, p of the t-test"), **LOOK
+    )
+    to_first.add_column(Text(f"minus {first.name}"), overflow="fold")
+    for name in ("difference", "p", "pairs", "without a partner"):
+        to_first.add_column(name, justify="right", overflow="fold")
+    for one in comparison.compared[1:]:
+        assert one.to_first is not None
+        to_first.add_row(Text(one.name), *map(Text, _cells(one.to_first)))
+    return [each, to_first]
+
+
+def _cells(found: Paired) -> tuple[str, str, str, str]:
+    alone = ", ".join(found.left_out) or NOTHING
+    if found.difference is None:
+        return NOTHING, NOTHING, "0", alone
+    half = found.difference.half_width
+    difference = _points(found.difference) + ("" if half is None else f" ± {100 * half:.2f}")
+    p = NOTHING if found.p is None else f"{found.p:.2g}" if found.p >= 1e-4 else "< 0.0001"
+    return difference, p, str(found.difference.n), alone
+
+
+def comparison_json(comparison: Comparison) -> dict[str, Any]:
+    """All of it as plain values: accuracies (or H) in percent, differences in points, None if unknown."""
+    methods = []
+    for one in comparison.compared:
+        s, found = one.summary, one.to_first
+        methods.append(
+            {
+                "name": one.name,
+                "method": s.method,
+                "runs": list(s.runs),
+                "accuracy": _json(s.accuracy),
+                "forgetting": _json(s.forgetting),
+                "capacity": s.capacity,
+                "to_first": None
+                if found is None
+                else {
+                    "difference": _json(found.difference),
+                    "p": found.p,
+                    "pairs": list(found.pairs),
+                    "without_partner": list(found.left_out),
+                },
+            }
+        )
+    return {
+        "measure": comparison.measure,
+        "protocol": {"hash": comparison.protocol.hash, "fields": dict(comparison.protocol.fields)},
+        "methods": methods,
+        "skipped": [{"folder": str(item.path), "reason": item.reason} for item in comparison.skipped],
+    }

@@ -1,0 +1,196 @@
+"""Tables as files: Markdown and LaTeX with the numbers as they are printed, CSV with the numbers as they are.
+
+CSV has fractions in full precision and empty fields for what is unknown; LaTeX needs the package booktabs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import os
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rkr.errors import FileError
+from rkr.report.metrics import Spread
+from rkr.report.results import Result, comparable
+from rkr.report.tables import NOTHING, Paper, Summary, summarise, summary_cells, zero_shot_cells
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table twice: as it is printed, its first column being text, and as numbers."""
+
+    name: str  # of its files, without an ending
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    raw_header: Sequence[str]
+    raw_rows: Sequence[Sequence[Any]]
+
+
+def write_tables(
+    results: Sequence[Result], folder: str | os.PathLike[str], papers: Mapping[str, Paper] | None = None
+) -> list[Path]:
+    """Write the tables of each recipe, every table as .md, .csv and .tex; the files that were written.
+
+    These are a summary of the methods, each task at the end of each run, U, S and H of zero-shot tasks, and the matrix
+    of each run. `papers` has the paper's numbers by recipe. Runs of different protocols come in different tables.
+    """
+    folder = Path(folder)
+    written: list[Path] = []
+    for name, runs in comparable(results).items():
+        for sheet in _sheets(name, runs, (papers or {}).get(runs[0].recipe, {})):
+            stem = re.sub(r"[^\w.-]+", "_", sheet.name).strip("_")
+            while folder / f"{stem}.md" in written:
+                stem += "_"  # names that differ only in what a file cannot be called
+            for ending, text in (("md", markdown(sheet)), ("csv", comma_separated(sheet)), ("tex", latex(sheet))):
+                path = folder / f"{stem}.{ending}"
+                _write(path, text)
+                written.append(path)
+    return written
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Which tables there are
+
+
+def _sheets(name: str, runs: Sequence[Result], paper: Paper) -> Iterator[Sheet]:
+    summaries = summarise(runs, paper)
+    if summaries:
+        yield _summary(f"{name}-summary", summaries)
+    begun = [run for run in runs if run.done]
+    if begun:
+        yield _tasks(f"{name}-tasks", begun)
+    if begun and begun[0].measure == "H" and summaries:
+        yield _zero_shot(f"{name}-zero-shot", zero_shot_cells(runs))
+    for run in begun:
+        yield _matrix(f"{name}-matrix-{run.method}-{run.label}", run)
+
+
+def _summary(name: str, summaries: Sequence[Summary]) -> Sheet:
+    cells = summary_cells(summaries)
+    spreads = ("accuracy", "forgetting", "backward_transfer", "forward_transfer", "agnostic")
+    raw_header = ["method", "measure", "runs"]
+    raw_header += [f"{which}{of}" for which in spreads for of in ("", "_std", "_half_width")]
+    raw_header += ["paper_percent", "paper_half_width_percent", "aopd", "mopd", "capacity_percent", "bytes"]
+    raw_header += ["epoch_seconds", "identical_pairs", "pairs"]
+    raw_rows = []
+    for s in summaries:
+        row: list[Any] = [s.method, s.measure, len(s.runs)]
+        for which in spreads:
+            value: Spread | None = getattr(s, which)
+            row += [None] * 3 if value is None else [value.mean, value.std, value.half_width]
+        row += [None, None] if s.paper is None else s.paper
+        row += [None, None] if s.robustness is None else [s.robustness.mean, s.robustness.worst]
+        raw_rows.append([*row, s.capacity, s.bytes, s.epoch_seconds, *s.unchanged])
+    printed = [[s.method, *(column[i] for column in cells.values())] for i, s in enumerate(summaries)]
+    return Sheet(name, ["method", *cells], printed, raw_header, raw_rows)
+
+
+def _tasks(name: str, runs: Sequence[Result]) -> Sheet:
+    """Each task at the end, a row for each run; tasks have their names where all runs learn the same in one order."""
+    n = len(runs[0].tasks)
+    same = all(run.tasks == runs[0].tasks for run in runs)
+    tasks = list(runs[0].tasks) if same else [f"task {number}" for number in range(1, n + 1)]
+    rows = [
+        [run.method, run.label, *(f"{100 * a:.1f}" for a in run.matrix[-1]), *[NOTHING] * (n - run.done)]
+        for run in runs
+    ]
+    raw = [[run.method, run.order, run.seed, run.finished, *run.matrix[-1], *[None] * (n - run.done)] for run in runs]
+    return Sheet(name, ["method", "order", *tasks], rows, ["method", "order", "seed", "finished", *tasks], raw)
+
+
+def _zero_shot(name: str, cells: Mapping[str, Mapping[str, Spread]]) -> Sheet:
+    """U, S and H of each data set at the end: the mean over runs, and their standard deviation in parentheses."""
+
+    def cell(value: Spread) -> str:
+        return f"{100 * value.mean:.1f}" + ("" if value.std is None else f" ({100 * value.std:.1f})")
+
+    raw = [
+        [method, *which.rsplit(" ", 1), value.n, value.mean, value.std, value.half_width]
+        for method, row in cells.items()
+        for which, value in row.items()
+    ]
+    rows = [[method, *map(cell, row.values())] for method, row in cells.items()]
+    header = ["method", *next(iter(cells.values()))]
+    return Sheet(name, header, rows, ["method", "task", "measure", "runs", "mean", "std", "half_width"], raw)
+
+
+def _matrix(name: str, run: Result) -> Sheet:
+    n = len(run.tasks)
+    rows, raw = [], []
+    for task, row in zip(run.tasks, run.matrix, strict=False):
+        rows.append([task, *(f"{100 * a:.1f}" for a in row), *[""] * (n - len(row)), f"{100 * fmean(row):.1f}"])
+        raw.append([task, *row, *[None] * (n - len(row)), fmean(row)])
+    return Sheet(name, ["after", *run.tasks, "mean"], rows, ["after", *run.tasks, "mean"], raw)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Formats
+
+
+def markdown(sheet: Sheet) -> str:
+    """A table of GitHub's Markdown."""
+
+    def line(cells: Sequence[str]) -> str:
+        escaped = (re.sub(r"([\\|<`])", r"\\\1", " ".join(cell.split())) for cell in cells)
+        return f"| {' | '.join(escaped)} |"
+
+    rule = "|---|" + "--:|" * (len(sheet.header) - 1)
+    return "\n".join([line(sheet.header), rule, *map(line, sheet.rows)]) + "\n"
+
+
+def comma_separated(sheet: Sheet) -> str:
+    """Numbers with all the digits that tell them from others."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(sheet.raw_header)
+    writer.writerows(sheet.raw_rows)
+    return text.getvalue()
+
+
+def latex(sheet: Sheet) -> str:
+    """A tabular of booktabs, to be put into a table with a caption."""
+
+    def line(cells: Sequence[str]) -> str:
+        return " & ".join(map(_tex, cells)) + r" \\"
+
+    columns = "l" + "r" * (len(sheet.header) - 1)
+    lines = [r"% \usepackage{booktabs}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule", line(sheet.header)]
+    return "\n".join([*lines, r"\midrule", *map(line, sheet.rows), r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+_TEX = str.maketrans(
+    {
+        **{character: f"\\{character}" for character in "&%$#_{}"},
+        **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+        **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"},
+        **{"[": "{[}", "*": "{*}"},  # a row that begins with one would be taken for an argument of \\
+        **{"±": r"$\pm$", "·": r"\textperiodcentered{}", "–": "--"},
+    }
+)
+
+
+def _tex(cell: str) -> str:
+    text = " ".join(cell.split()).translate(_TEX)
+    return re.sub(r"^-(?=\d)", "$-$", text)
+
+
+def _write(path: Path, text: str) -> None:
+    """By a rename, so that a reader never meets half a file."""
+    temporary = path.with_name(f".rkr-{secrets.token_hex(8)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(text.encode())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise FileError(f"{path}: cannot be written: {error.strerror or error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()

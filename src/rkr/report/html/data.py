@@ -1,0 +1,441 @@
+"""From results to what the page shows: the texts of its tables, and one JSON document for its charts.
+
+All statistics are computed here; the page's script only draws. Accuracies are in percent, their differences in points.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Any
+
+from rkr.report import metrics
+from rkr.report.html.paper import Published, published
+from rkr.report.looks import look_of
+from rkr.report.metrics import Spread, spread
+from rkr.report.protocol import Protocol, differences, protocol
+from rkr.report.results import Result, by_method, by_recipe
+from rkr.report.tables import NOTHING, Summary, _plus_minus, _points, _progress, _size, summarise, zero_shot_cells
+
+HASH = 10  # characters of a hash that are shown
+LONG = 200  # a setting longer than this is cut
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that may be compared: one recipe, one protocol. A changed schedule counts as another recipe."""
+
+    name: str
+    results: list[Result]
+    published: Published
+    protocol: Protocol
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A text, and the value by which its column is sorted."""
+
+    text: str
+    value: float | str | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the page; each row belongs to a method, or to none."""
+
+    columns: Sequence[tuple[str, str]]  # name and explanation
+    rows: list[tuple[str, list[Cell]]] = field(default_factory=list)
+    dim: set[int] = field(default_factory=set)  # rows that are in no average
+
+    def numeric(self, column: int) -> bool:
+        """Whether a column is of numbers, which stand to the right."""
+        return any(isinstance(cells[column].value, (int, float)) for _, cells in self.rows)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Which runs are shown together
+
+
+def grouped(results: Sequence[Result]) -> list[Group]:
+    """The runs by recipe and protocol, those of the recipe's own schedule first."""
+    groups: list[Group] = []
+    for recipe, runs in by_recipe(results).items():
+        protocols: dict[str, list[Result]] = {}
+        for run in runs:
+            protocols.setdefault(protocol(run).hash, []).append(run)
+        found = []
+        for same in protocols.values():
+            known = published(same[0].settings)
+            name = recipe + (f" · {_changed(same[0])}" if known.changed else "")
+            found.append(Group(name, same, known, protocol(same[0])))
+        groups += sorted(found, key=lambda group: bool(group.published.changed))
+    return [_told_apart(group, groups) for group in groups]
+
+
+def _changed(run: Result) -> str:
+    """A changed schedule in a few words, as the folders of such runs are called."""
+    epochs, limit = (
+        _mapping(run.settings.get("training")).get("epochs"),
+        _mapping(run.settings.get("stream")).get("limit"),
+    )
+    said = [f"{epochs} epochs"] if epochs is not None else []
+    return ", ".join([*said, *([f"limit {limit}"] if limit is not None else [])]) or "changed"
+
+
+def _told_apart(group: Group, groups: Sequence[Group]) -> Group:
+    """The group with a name that no other has: with what its protocol has of its own, or else its hash."""
+    others = [other for other in groups if other is not group and other.name == group.name]
+    if not others:
+        return group
+    fields = differences(group.protocol, others[0].protocol)
+    said = "; ".join(f"{name} {_text(own)}" for name, (own, _) in fields.items())
+    if len(others) > 1 or len(said) > 60:
+        said = f"protocol {group.protocol.hash}"
+    return replace(group, name=f"{group.name} · {said}")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The document of the charts
+
+
+def document(groups: Sequence[Group]) -> Json:
+    """All that the charts draw."""
+    return {"recipes": [_recipe(group) for group in groups]}
+
+
+def _recipe(group: Group) -> Json:
+    runs = group.results
+    summaries = {s.method: s for s in summarise(runs, group.published.numbers)}
+    methods = by_method(runs)
+    tasks = runs[0].tasks if all(run.tasks == runs[0].tasks for run in runs) else None
+    zero = zero_shot_cells(runs) if runs[0].measure == "H" else {}
+    return {
+        "name": group.name,
+        "measure": runs[0].measure,
+        "n": len(runs[0].tasks),
+        "tasks": None if tasks is None else list(tasks),
+        "methods": [_method(name, own, summaries.get(name), zero.get(name)) for name, own in methods.items()],
+        "runs": [_run(run) for run in runs],
+        "paper": [
+            {
+                "method": method,
+                "look": _look(method),
+                "value": value,
+                "half": half,
+                "capacity": group.published.capacity.get(method),
+            }
+            for method, (value, half) in group.published.numbers.items()
+        ],
+        "paperZero": group.published.zero_shot,
+        "severalOrders": any(len({run.order for run in own if run.finished}) > 1 for own in methods.values()),
+        "promised": any(_promises(run) for run in runs),
+    }
+
+
+def _method(name: str, runs: Sequence[Result], summary: Summary | None, zero: Mapping[str, Spread] | None) -> Json:
+    finished = [run for run in runs if run.finished]
+    begun = finished or sorted(runs, key=lambda run: -run.done)[:1]
+    described: Json = {
+        "name": name,
+        "look": _look(name),
+        "finished": len(finished),
+        "running": _columns([metrics.running_mean(run.rows()) for run in finished]),
+        "during": _columns([metrics.during(run.rows()) for run in finished]),
+        "after": _columns([metrics.after(run.rows()) for run in finished]),
+        "matrix": [_columns(rows) for rows in zip(*(run.matrix for run in finished), strict=True)],
+        "cost": [
+            [round(fmean(c.percent for c in costs), 6), round(fmean(c.bytes for c in costs))]
+            for costs in zip(*(run.costs for run in begun), strict=True)
+        ],
+        "zero": {key: _spread(value) for key, value in (zero or {}).items()},
+        "summary": None,
+    }
+    if summary is not None:
+        described["summary"] = {
+            "accuracy": _spread(summary.accuracy),
+            "forgetting": _spread(summary.forgetting),
+            "bwt": _spread(summary.backward_transfer),
+            "capacity": round(summary.capacity, 6),
+            "aopd": None if summary.robustness is None else _percent(summary.robustness.mean),
+            "mopd": None if summary.robustness is None else _percent(summary.robustness.worst),
+            "byRun": [[run, _percent(a)] for run, a in zip(summary.runs, summary.by_run, strict=True)],
+        }
+    return described
+
+
+def _run(run: Result) -> Json:
+    return {
+        "method": run.method,
+        "label": run.label,
+        "finished": run.finished,
+        "done": run.done,
+        "tasks": list(run.tasks[: run.done]),
+        "matrix": [[_percent(a) for a in row] for row in run.matrix],
+        "promised": _promises(run),
+        "pairs": list(metrics.unchanged_pairs(run)),
+        "proof": _proof(run),
+    }
+
+
+def _proof(run: Result) -> list[list[Any]]:
+    """For each task the hash when it was learned, then for each later task 1 if it is the same, or what it is then."""
+    lists: list[list[Any]] = []
+    for j, task in enumerate(run.tasks[: run.done]):
+        then = run.proofs[j].get(task)
+        later = [proof.get(task) for proof in run.proofs[j + 1 :]]
+        same = [1 if hash_ == then else hash_ and hash_[:HASH] for hash_ in later] if then is not None else []
+        lists.append([then and then[:HASH], *same])
+    return lists
+
+
+def _promises(run: Result) -> bool:
+    """Whether the method promises that answers stay as they are, and so records whether they did."""
+    return any(unchanged is not None for unchanged in run.unchanged)
+
+
+def _look(method: str) -> list[str]:
+    look = look_of(method)
+    return [look.colour, look.marker]
+
+
+def _columns(rows: Sequence[Sequence[float]]) -> list[list[Any]]:
+    """Mean and half-width at each place."""
+    return [_spread(spread(column))[:2] for column in zip(*rows, strict=True)]
+
+
+def _spread(value: Spread | None) -> list[Any]:
+    """Mean, half-width, standard deviation and n."""
+    if value is None:
+        return [None, None, None, 0]
+    half = None if value.half_width is None else _percent(value.half_width)
+    return [_percent(value.mean), half, None if value.std is None else _percent(value.std), value.n]
+
+
+def _percent(fraction: float) -> float:
+    return round(100 * fraction, 6)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Tables
+
+
+def headline(group: Group) -> Table:
+    """One row for each method over its finished runs, then the unfinished runs; empty columns are left out."""
+    runs, measure = group.results, group.results[0].measure
+    summaries = summarise(runs, group.published.numbers)
+    top5 = _top5(runs)
+
+    def percent(value: Spread | None) -> Cell:
+        return Cell(NOTHING) if value is None else Cell(f"{100 * value.mean:.2f}", value.mean)
+
+    def points(value: Spread | None) -> Cell:
+        return Cell(_points(value), None if value is None else value.mean)
+
+    def deviation(value: float | None) -> Cell:
+        return Cell(NOTHING) if value is None else Cell(f"{100 * value:.2f}", value)
+
+    def row(s: Summary) -> dict[str, Cell]:
+        return {
+            "runs": Cell(str(len(s.runs)), len(s.runs)),
+            measure: Cell(_plus_minus(100 * s.accuracy.mean, s.accuracy.half_width, 100), s.accuracy.mean),
+            "sd": deviation(s.accuracy.std),
+            "paper": Cell(NOTHING) if s.paper is None else Cell(_plus_minus(*s.paper), s.paper[0]),
+            "top-5": percent(top5.get(s.method)),
+            "forgets": points(s.forgetting),
+            "BWT": points(s.backward_transfer),
+            "FWT": points(s.forward_transfer),
+            "inferred": percent(s.agnostic),
+            "capacity": Cell(f"{s.capacity:.1f} %", s.capacity),
+            "bytes": Cell(_size(s.bytes), s.bytes),
+            "s/epoch": Cell(NOTHING) if s.epoch_seconds is None else Cell(f"{s.epoch_seconds:.3g}", s.epoch_seconds),
+            "identical": Cell(f"{s.unchanged[0]}/{s.unchanged[1]}", s.unchanged[0] / s.unchanged[1])
+            if s.unchanged[1]
+            else Cell(NOTHING),
+        }
+
+    rows = [(s.method, row(s)) for s in summaries]
+    names = [name for name in EXPLAINED if any(cells.get(name, Cell(NOTHING)).text != NOTHING for _, cells in rows)]
+    names = names if rows else ["runs", measure]
+    table = Table([("method", ""), *((name, EXPLAINED[name]) for name in names)])
+    for method, cells in rows:
+        table.rows.append((method, [Cell(method, method), *(cells[name] for name in names)]))
+    for run in runs:
+        if not run.finished:
+            table.dim.add(len(table.rows))
+            told = {measure: Cell(_progress(run))}
+            label = f"{run.method} {run.label}, unfinished"
+            table.rows.append((run.method, [Cell(label, label), *(told.get(name, Cell(NOTHING)) for name in names)]))
+    return table
+
+
+EXPLAINED = {
+    "runs": "finished runs: orders and seeds",
+    "accuracy": "mean accuracy over all tasks after the last one, the task given, in %; ± 95 % interval over runs",
+    "H": "mean over all tasks, after the last one, of the harmonic mean of unseen and seen classes, in %; "
+    "± 95 % interval over runs",
+    "sd": "sample standard deviation over runs, in points",
+    "paper": "what the paper prints, in %",
+    "top-5": "as accuracy, the right class among the five most likely, in %",
+    "forgets": "what was lost of the best accuracy on each earlier task, in points",
+    "BWT": "backward transfer: what later tasks did to earlier ones, in points",
+    "FWT": "forward transfer: what earlier tasks did for later ones, against a network for each task alone, in points",
+    "inferred": "accuracy without being told the task, in %",
+    "capacity": "parameters after the last task by the paper's count; the plain network is 100 %",
+    "bytes": "all that must be kept to use every task",
+    "s/epoch": "median seconds of an epoch",
+    "identical": "(task, later task) pairs for which the task's test logits are the same to the last bit",
+}
+
+
+def _top5(runs: Sequence[Result]) -> dict[str, Spread]:
+    """Top-5 accuracy at the end; nothing where it is 100 % throughout, as with five classes or fewer."""
+    found = {}
+    for method, own in by_method(runs).items():
+        values = [metrics.average(run.rows(5)) for run in own if run.finished and "top5" in run.measures]
+        if values:
+            found[method] = spread(values)
+    return found if any(value.mean < 1 for value in found.values()) else {}
+
+
+def proofs(group: Group) -> Table:
+    """For each method with hashes of its answers, how many pairs of a task and a later one are the same."""
+    table = Table(
+        [("method", ""), ("runs", "with hashes"), ("identical pairs", EXPLAINED["identical"]), ("verdict", "")]
+    )
+    for method, runs in by_method(group.results).items():
+        pairs = [metrics.unchanged_pairs(run) for run in runs]
+        same, of = (sum(column) for column in zip(*pairs, strict=True))
+        if not of:
+            continue
+        if any(_promises(run) for run in runs):
+            verdict = "✓ nothing was forgotten" if same == of else "✗ promised, but answers changed"
+        else:
+            verdict = "not promised by the method"
+        cells = [Cell(method, method), Cell(str(len(runs)), len(runs)), Cell(f"{same}/{of}", same / of), Cell(verdict)]
+        table.rows.append((method, cells))
+    table.rows.sort(key=lambda row: not any(_promises(run) for run in group.results if run.method == row[0]))
+    return table
+
+
+RUNS = ("method", "order", "seed", "state", "result", "time", "commit", "protocol", "folder")
+
+
+def runs_table(group: Group) -> Table:
+    """Every run: where it lies, how far it is, what it was made with."""
+    measure = group.results[0].measure
+    table = Table([("method", ""), *((measure if name == "result" else name, "") for name in RUNS[1:])])
+    for run in group.results:
+        about = run.record
+        seconds = sum(t.train_seconds + t.test_seconds for t in run.times)
+        mean = 100 * metrics.average(run.matrix) if run.finished else None
+        if not run.finished:
+            table.dim.add(len(table.rows))
+        cells = [
+            Cell(run.method, run.method),
+            Cell(run.order, float(run.order) if run.order.isdecimal() else run.order),
+            Cell(str(run.seed), run.seed),
+            Cell("finished" if run.finished else f"unfinished, {_progress(run)}"),
+            Cell(NOTHING) if mean is None else Cell(f"{mean:.2f}", mean),
+            Cell(_duration(seconds), seconds) if run.times else Cell(NOTHING),
+            Cell(str(about.get("commit") or NOTHING)),
+            Cell(protocol(run).hash),
+            Cell(str(run.folder)),
+        ]
+        table.rows.append((run.method, cells))
+    return table
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Settings: what all runs share once, and of each run what is its own
+
+
+@dataclass(frozen=True)
+class Details:
+    """One run, in words."""
+
+    method: str
+    title: str
+    finished: bool
+    facts: list[tuple[str, str]]
+    settings: Json  # those that not all runs share
+
+
+def details(group: Group) -> tuple[Json, list[Details]]:
+    """The settings that all runs share, and each run with its own."""
+    flat = [dict(_flat(run.settings)) for run in group.results]
+    shared = {
+        path: text for path, text in flat[0].items() if all(other.get(path) == text for other in flat) and path[0]
+    }
+    described = []
+    for run, settings in zip(group.results, flat, strict=True):
+        own = {path: text for path, text in settings.items() if path not in shared}
+        title = f"{run.method}, order {run.label}" + ("" if run.finished else f" – unfinished, {_progress(run)}")
+        described.append(Details(run.method, title, run.finished, _facts(run), _tree(own)))
+    return _tree(shared), described
+
+
+def _facts(run: Result) -> list[tuple[str, str]]:
+    about = run.record
+    machine, versions, network = (_mapping(about.get(key)) for key in ("machine", "versions", "network"))
+    train, test = sum(t.train_seconds for t in run.times), sum(t.test_seconds for t in run.times)
+    facts = [
+        ("folder", str(run.folder)),
+        ("state", "finished" if run.finished else f"unfinished, {_progress(run)}; in no average"),
+        ("seed", str(run.seed)),
+        ("order", run.order),
+        ("tasks", ", ".join(run.tasks)),
+        ("commit", str(about.get("commit") or "unknown")),
+        ("machine", ", ".join(f"{key} {value}" for key, value in machine.items()) or "unknown"),
+        ("versions", ", ".join(f"{key} {value}" for key, value in versions.items()) or "unknown"),
+        ("network", f"{network['parameters']:,} parameters" if type(network.get("parameters")) is int else "unknown"),
+        ("time", f"{_duration(train)} training, {_duration(test)} testing" if run.times else "unknown"),
+        ("protocol", protocol(run).hash),
+        ("data", str(_mapping(about.get("stream")).get("sha256") or "unknown")),
+    ]
+    return [(name, text if len(text) <= 2 * LONG else text[: 2 * LONG] + "…") for name, text in facts]
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _flat(settings: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterable[tuple[tuple[str, ...], str]]:
+    for key, value in settings.items():
+        path = (*above, str(key))
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, path)
+        else:
+            yield path, _text(value)
+
+
+def _text(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        text = {None: "none", True: "yes", False: "no"}[value]
+    elif isinstance(value, (list, tuple)):
+        text = ", ".join(_text(item) for item in value) or "none"
+    elif isinstance(value, Mapping):
+        text = "none" if not value else json.dumps(value)
+    else:
+        text = str(value)
+    return text if len(text) <= LONG else text[:LONG] + "…"
+
+
+def _tree(flat: Mapping[tuple[str, ...], str]) -> Json:
+    tree: Json = {}
+    for path, text in flat.items():
+        node = tree
+        for key in path[:-1]:
+            node = node.setdefault(key, {})
+        node[path[-1]] = text
+    return tree
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,0 +1,260 @@
+"""The report: one HTML file that holds everything it needs, and beside it the tables and figures as files."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+import rkr
+from rkr.errors import FileError, UsageError
+from rkr.report.export import write_tables
+from rkr.report.html.data import EXPLAINED, Group, details, document, grouped, headline, proofs, runs_table
+from rkr.report.results import Result
+from rkr.report.scan import Skipped, scan
+
+SCRIPTS = ("draw.js", "charts.js", "page.js")
+TITLE = "Continual learning results"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart of the page; the script draws it by its key."""
+
+    key: str
+    title: str
+    caption: str
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written, and what was not used."""
+
+    page: Path
+    tables: list[Path]
+    figures: list[Path]
+    runs: int
+    skipped: list[Skipped]
+
+
+def write_report(
+    roots: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], figures: bool = True, title: str = TITLE
+) -> Report:
+    """Write index.html, tables/ and figures/ from all runs at or below some folders."""
+    found = scan(roots[0], *roots[1:])
+    if not found.results:
+        where = ", ".join(str(root) for root in roots)
+        reasons = "; ".join(f"{skipped.path}: {skipped.reason}" for skipped in found.skipped[:3])
+        raise UsageError(f"{where}: no run that has learned a task" + (f" ({reasons})" if reasons else ""))
+    out = Path(out)
+    groups = grouped(found.results)
+    page = _write(out / "index.html", render(groups, found.skipped, title))
+    tables, drawn = [], []
+    recipes = [group.results[0].recipe for group in groups]
+    for group, recipe in zip(groups, recipes, strict=True):
+        one = recipes.count(recipe) == 1
+        folder = out / "tables" if one else out / "tables" / group.protocol.hash
+        tables += write_tables(group.results, folder, {recipe: group.published.numbers})
+        if figures:
+            from rkr.report.figures import write_report_figures  # matplotlib takes its time
+
+            prefix = re.sub(r"[^\w.-]+", "_", recipe if one else f"{recipe}-{group.protocol.hash}") + "-"
+            known = group.published
+            drawn += write_report_figures(group.results, out / "figures", prefix, known.numbers, known.capacity)
+    return Report(page, tables, drawn, len(found.results), found.skipped)
+
+
+def render(groups: Sequence[Group], skipped: Sequence[Skipped] = (), title: str = TITLE) -> str:
+    """The page as text: the same results give the same page."""
+    environment = Environment(
+        loader=PackageLoader("rkr.report.html"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    script = '"use strict";\n(() => {\n' + "\n".join(_static(name) for name in SCRIPTS) + "\n})();\n"
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    results = [result for group in groups for result in group.results]
+    return environment.get_template("report.html.jinja").render(
+        title=title,
+        version=rkr.__version__,
+        counts=_counts(groups, results, skipped),
+        sections=[_section(group) for group in groups],
+        skipped=[(str(item.path), item.reason) for item in skipped],
+        glossary=GLOSSARY,
+        css=Markup(_static("page.css")),
+        script=Markup(script),
+        script_hash=f"sha256-{digest}",
+        data=Markup(safe_json(document(groups))),
+    )
+
+
+def safe_json(value: Any) -> str:
+    """JSON that ends no script element, whatever texts are in it."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text.encode("utf-8", "replace").decode()
+
+
+def _static(name: str) -> str:
+    return files("rkr.report.html").joinpath("static", name).read_text(encoding="utf-8")
+
+
+def _counts(groups: Sequence[Group], results: Sequence[Result], skipped: Sequence[Skipped]) -> str:
+    unfinished = sum(not result.finished for result in results)
+    parts = [
+        _number(len(results), "run"),
+        f"of {_number(len({(g.name, r.method) for g in groups for r in g.results}), 'method')}",
+        f"in {_number(len(groups), 'recipe')}",
+    ]
+    text = " ".join(parts)
+    text += f", {unfinished} unfinished" if unfinished else ", all finished"
+    return text + (f"; {_number(len(skipped), 'folder')} skipped." if skipped else ".")
+
+
+def _number(n: int, what: str) -> str:
+    return f"{n} {what}" + ("" if n == 1 else "s")
+
+
+def _section(group: Group) -> Mapping[str, Any]:
+    shared, described = details(group)
+    runs = group.results
+    several = any(s.finished for s in runs) and len({(r.order, r.seed) for r in runs if r.finished}) > 1
+    return {
+        "name": group.name,
+        "title": group.published.title,
+        "about": group.published.about,
+        "changed": group.published.changed,
+        "tasks": len(runs[0].tasks),
+        "methods": list(dict.fromkeys(run.method for run in runs)),
+        "runs": len(runs),
+        "unfinished": sum(not run.finished for run in runs),
+        "paper": bool(group.published.numbers),
+        "meta": _meta(group),
+        "headline": headline(group),
+        "headline_note": _headline_note(group, several),
+        "charts": _charts(group),
+        "proofs": proofs(group),
+        "table": runs_table(group),
+        "shared": shared,
+        "details": described,
+    }
+
+
+def _meta(group: Group) -> str:
+    """The protocol in one line, as far as the settings tell it."""
+    fields = group.protocol.fields
+    schedule = {name.removeprefix("schedule."): v for name, v in fields.items() if name.startswith("schedule.")}
+    parts = [_number(len(group.results[0].tasks), "task")]
+    if fields.get("network.name"):
+        parts.append(str(fields["network.name"]))
+    if "epochs" in schedule:
+        parts.append(f"{schedule['epochs']} epochs a task")
+    if "lr" in schedule:
+        steps = ", ".join(map(str, schedule.get("milestones") or ()))
+        steps = f" × {schedule.get('gamma')} at {steps}" if steps else ""
+        parts.append(f"{schedule.get('optimizer', '')} {schedule['lr']}{steps}".strip())
+    if "batch" in schedule:
+        parts.append(f"batch {schedule['batch']}")
+    return ", ".join(parts) + f"; protocol {group.protocol.hash}"
+
+
+def _headline_note(group: Group, several: bool) -> str:
+    measure = "accuracy" if group.results[0].measure == "accuracy" else "H"
+    parts = [f"Mean {measure} over all tasks after the last one, in %, the task given"]
+    parts.append(
+        "± is the 95 % interval over runs by Student's t" if several else "one run of a method has no interval"
+    )
+    if group.published.numbers:
+        parts.append("“paper” is what the paper prints for this recipe")
+    return "; ".join(parts) + ". Headers sort; all columns are explained at the end of the page."
+
+
+def _charts(group: Group) -> list[Chart]:
+    """The charts that the runs allow."""
+    runs = group.results
+    zero_shot = runs[0].measure == "H"
+    finished = [run for run in runs if run.finished]
+    measure = "H" if zero_shot else "Accuracy"
+    charts = [
+        Chart(
+            "over",
+            f"{measure} over tasks",
+            "Mean over the tasks so far, after each task. Bands are 95 % intervals over runs; dashed lines are runs "
+            "that are not finished.",
+        )
+    ]
+    if finished:
+        hollow = " Hollow points are the paper's." if group.published.capacity else ""
+        text = f"Up and to the left is better. Error bars are 95 % intervals over runs.{hollow}"
+        charts.append(Chart("tradeoff", f"{measure} against capacity", text))
+    if zero_shot and finished:
+        text = "After the last task: mean accuracy of unseen and of seen classes, and their harmonic mean."
+        charts.append(Chart("zero", "Unseen and seen classes", text, wide=True))
+    if finished:
+        text = (
+            "Each task right after learning it and at the end; means over runs. The difference is what was forgotten."
+        )
+        charts.append(Chart("during", "During and after", text, wide=True))
+    text = "A row after each task, a column for each task. A column that keeps its colour is a task that is kept."
+    charts.append(Chart("matrix", f"{measure} matrix", text))
+    if any(run.done > 1 for run in finished):
+        text = "The best that earlier tasks had minus what they have at the end, their mean; bars are 95 % intervals."
+        charts.append(Chart("forgetting", "Forgetting", text))
+    text = "The network and all tasks so far: parameters by the paper's count, and all bytes that must be kept."
+    several = len({run.order for run in finished}) > 1
+    charts.append(Chart("cost", "Cost per task", text, wide=not several))
+    if several:
+        text = (
+            "A mark for each run; the closer they are, the less the order matters. The table has the average and the "
+            "maximum disparity of a group of classes (AOPD, MOPD) where all orders have the same groups."
+        )
+        charts.append(Chart("orders", "Order robustness", text))
+    return charts
+
+
+GLOSSARY = [
+    ("accuracy", "Mean of A[T, j] over j, the task given."),
+    ("H, U, S", "Of zero-shot tasks: mean accuracy of unseen (U) and of seen classes (S), and their harmonic mean H."),
+    ("accuracy over tasks", "Mean of A[i, j] over j ≤ i, for each i."),
+    ("during, after", "A[j, j] and A[T, j]."),
+    ("forgets", "Mean over j < T of the maximum over i < T of A[i, j], minus A[T, j]."),
+    ("BWT", "Backward transfer: mean over j < T of A[T, j] − A[j, j]."),
+    (
+        "FWT",
+        "Forward transfer: mean over j > 1 of A[j, j] minus the accuracy of a network that learned task j alone "
+        "(separate or original, same order).",
+    ),
+    ("AOPD, MOPD", "Mean and maximum over class groups of the difference between the best and the worst order."),
+    *((name, EXPLAINED[name] + ".") for name in ("inferred", "top-5", "capacity", "bytes", "s/epoch", "identical")),
+]
+
+
+def _write(path: Path, text: str) -> Path:
+    """By a rename, so that a reader never meets half a page."""
+    temporary = path.with_name(f".rkr-{secrets.token_hex(8)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(text.encode("utf-8", "replace"))
+        os.replace(temporary, path)
+    except OSError as error:
+        raise FileError(f"{path}: cannot be written: {error.strerror or error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+    return path

@@ -1,0 +1,98 @@
+"""What the paper prints for a recipe, read from the recipe's file: no network is built to check it, as a run would."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from rkr.recipes.load import SHIPPED, recipe_names
+from rkr.recipes.recipe import Recipe
+from rkr.recipes.settings import PaperNumber, ZeroShotSettings
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Numbers = dict[str, tuple[float, float | None]]
+
+
+@dataclass(frozen=True)
+class Published:
+    """A shipped recipe's words, and the paper's numbers in percent; empty where there is no such recipe."""
+
+    title: str = ""
+    about: str = ""
+    numbers: Numbers = field(default_factory=dict)  # the value and its half-width; the mean H of zero-shot tasks
+    capacity: Mapping[str, float] = field(default_factory=dict)
+    zero_shot: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # method -> "CUB H" -> value
+    changed: tuple[str, ...] = ()  # how the run's schedule is not the recipe's; then there are no numbers
+
+
+def published(settings: Mapping[str, Any]) -> Published:
+    """What is known of the recipe of a run with these settings."""
+    name = settings.get("recipe")
+    if name not in recipe_names():
+        return Published()
+    values = tomllib.loads((SHIPPED / f"{name}.toml").read_text(encoding="utf-8"))
+    title, about = str(values["title"]), str(values.get("about", ""))
+    changed = tuple(_changes(settings, values))
+    if changed:
+        return Published(title, about, changed=changed)
+    recipe = _unchecked(values)
+    methods = dict.fromkeys(number.method for number in recipe.paper)
+    found: dict[str, dict[str, float]] = {}
+    for method in methods if recipe.zero_shot else ():
+        for metric in ("U", "S", "H"):
+            printed = recipe.published(method, metric)
+            if isinstance(printed, tuple):
+                for task, value in zip(values["stream"]["datasets"], printed, strict=True):
+                    found.setdefault(method, {})[f"{task} {metric}"] = value
+    capacity = {method: _plain(recipe.published(method, "capacity")) for method in methods}
+    return Published(
+        title,
+        about,
+        recipe.published_numbers(),
+        {method: value for method, value in capacity.items() if value is not None},
+        found,
+    )
+
+
+def _plain(value: float | tuple[float, ...] | None) -> float | None:
+    return fmean(value) if isinstance(value, tuple) else value
+
+
+def _unchecked(values: Mapping[str, Any]) -> Recipe:
+    """The recipe for its arithmetic of published numbers alone."""
+    zero_shot = values["stream"].get("kind") == "zero-shot"
+    stream = ZeroShotSettings.model_construct(datasets=tuple(values["stream"]["datasets"])) if zero_shot else None
+    paper = tuple(PaperNumber.model_validate(number) for number in values.get("paper", ()))
+    return Recipe.model_construct(orders=tuple(values["orders"]), stream=stream, paper=paper)
+
+
+def _changes(settings: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
+    """The settings of training that are not those of the recipe's file, and a limit on its data."""
+    stream, training = settings.get("stream"), settings.get("training")
+    if not isinstance(stream, Mapping) or not isinstance(training, Mapping):
+        return ["unknown settings"]
+    changes = []
+    for part, key in (("stream", "source"), ("stream", "tasks"), ("network", "name")):
+        here, wanted = (settings.get(part) or {}).get(key), values[part].get(key)
+        if wanted is not None and here is not None and here != wanted:
+            changes.append(f"{part} {key} {_words(here)} instead of {_words(wanted)}")
+    for key, wanted in values["training"].items():
+        here = training.get(key)
+        if isinstance(wanted, Mapping) and isinstance(here, Mapping):
+            wanted, here = dict(wanted), {name: here.get(name) for name in wanted}
+        if key not in ("seed", "memory_format") and here != wanted and key in training:
+            changes.append(f"{key} {_words(here)} instead of {_words(wanted)}")
+    if stream.get("limit") is not None:
+        changes.append(f"at most {stream['limit']} training images of a class")
+    return changes
+
+
+def _words(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,348 @@
+// The charts. Each takes ({recipe, methods, paper, width, run, title}) and gives {drawing, hits, table}:
+// the SVG, where values lie with their texts, and the same values as a table. `methods` are those switched on.
+
+const named = (recipe, i) => (recipe.tasks ? `${i + 1} ${recipe.tasks[i]}` : `${i + 1}`);
+const measureOf = (recipe) => (recipe.measure === "accuracy" ? "accuracy (%)" : `${recipe.measure} (%)`);
+const whole = (n) => Array.from({ length: n }, (_, i) => i + 1);
+const number = (value, shown) => (value === null || value === undefined ? { text: "–" } : { text: shown(value), value });
+const percent2 = (value) => number(value, (v) => fixed(v, 2));
+const percent1 = (value) => number(value, (v) => fixed(v, 1));
+
+function ofMethod(recipe, methods, wanted) {
+  const on = new Set(methods.map((method) => method.name));
+  return recipe.runs.filter((run) => on.has(run.method) && wanted(run));
+}
+
+// Lines over tasks: series are {name, look, dashed, values: [[y, half]], text(i)}.
+function lines(box, scales, series, hits) {
+  const parts = [];
+  for (const one of series) {
+    const colour = ink(one.look[0]), at = (i) => [scales.x(i + 1), scales.y(one.values[i][0])];
+    const path = (places) => places.map(([x, y]) => `${x.toFixed(1)},${y.toFixed(1)}`).join("L");
+    if (one.values.some(([, half]) => half)) {
+      const clip = (v) => Math.max(scales.low, Math.min(scales.high, v));
+      const edge = (sign) => one.values.map(([v, half], i) => [scales.x(i + 1), scales.y(clip(v + sign * (half || 0)))]);
+      parts.push(svg("path", { d: `M${path(edge(1))}L${path(edge(-1).reverse())}Z`, fill: colour, "fill-opacity": 0.14, class: "band" }));
+    }
+    parts.push(svg("path", {
+      d: `M${path(one.values.map((_, i) => at(i)))}`, fill: "none", stroke: colour, "stroke-width": 1.8,
+      "stroke-dasharray": one.dashed ? "5 3" : null, class: "line",
+    }));
+  }
+  for (const one of series)
+    one.values.forEach(([value], i) => {
+      const [x, y] = [scales.x(i + 1), scales.y(value)];
+      parts.push(mark(one.look, x, y, 3.6));
+      hits.push({ x, y, text: one.text(i) });
+    });
+  return parts;
+}
+
+const keys = (series) =>
+  series.map((one) => ({
+    name: one.name,
+    draw: (x, y) => [
+      line(x - 9, y, x + 9, y, { stroke: ink(one.look[0]), "stroke-width": 1.8, "stroke-dasharray": one.dashed ? "5 3" : null }),
+      mark(one.look, x, y, 3.6),
+    ],
+  }));
+
+function overTasks({ recipe, methods, width, title }) {
+  const series = [];
+  const label = (name, values) => (i) => `${name}\nafter task ${named(recipe, i)}\n${plusMinus(...values[i])} %`;
+  for (const method of methods)
+    if (method.running.length)
+      series.push({ name: method.name, look: method.look, values: method.running, text: label(method.name, method.running) });
+  for (const run of ofMethod(recipe, methods, (one) => !one.finished && one.done)) {
+    const values = run.matrix.map((row) => [row.reduce((a, b) => a + b, 0) / row.length, null]);
+    const name = `${run.method} ${run.label}, unfinished`;
+    const look = recipe.methods.find((method) => method.name === run.method).look;
+    series.push({ name, look, dashed: true, values, text: label(name, values) });
+  }
+  const all = series.flatMap((one) => one.values.flatMap(([v, half]) => [v - (half || 0), v + (half || 0)]));
+  const [low, high] = all.length ? percents(all.map((v) => Math.max(0, Math.min(100, v)))) : [0, 100];
+  const box = { left: 46, top: 26, right: width - 14, bottom: 330 };
+  const x = linear(0.7, recipe.n + 0.3, box.left, box.right), y = linear(low, high, box.bottom, box.top);
+  const hits = [], ranked = [...series].sort((a, b) => b.values.at(-1)[0] - a.values.at(-1)[0]);
+  const names = legend(keys(ranked), 10, box.bottom + 46, width - 20);
+  const drawing = canvas(
+    width, box.bottom + 46 + names.height, title,
+    `${series.length} lines; ${series.map((one) => `${one.name} ends at ${fixed(one.values.at(-1)[0], 2)} %`).join(", ")}.`,
+    axes(box, { scale: x, ticks: whole(recipe.n), label: "tasks learned" }, { scale: y, ticks: y.ticks(6), label: `mean ${measureOf(recipe)} on them` }),
+    lines(box, { x, y, low, high }, series, hits),
+    names.group,
+  );
+  const rows = series.flatMap((one) => one.values.map(([v, half], i) => [one.name, named(recipe, i), percent2(v), percent2(half)]));
+  return { drawing, hits, table: { header: ["method", "after task", "mean in %", "± 95 %"], rows } };
+}
+
+function tradeOff({ recipe, methods, paper, width, title }) {
+  const own = methods.filter((method) => method.summary).map((method) => ({
+    name: method.name, look: method.look, x: method.summary.capacity,
+    y: method.summary.accuracy[0], half: method.summary.accuracy[1], n: method.summary.accuracy[3], hollow: false,
+  }));
+  const printed = !paper ? [] : recipe.paper.filter((one) => one.capacity !== null).map((one) => ({
+    name: `${one.method} (paper)`, look: one.look, x: one.capacity, y: one.value, half: one.half, hollow: true,
+  }));
+  const dots = [...printed, ...own];
+  const box = { left: 46, top: 26, right: width - 16, bottom: 360 };
+  const [low, high] = dots.length ? percents(dots.flatMap((d) => [d.y, Math.max(0, d.y - (d.half || 0)), Math.min(100, d.y + (d.half || 0))])) : [0, 100];
+  const x = capacityScale(Math.min(100, ...dots.map((d) => d.x)), Math.max(101, ...dots.map((d) => d.x)), box.left, box.right);
+  const y = linear(low, high, box.bottom, box.top);
+  const hits = [], bars = [], marks = [], labels = [];
+  const taken = dots.flatMap((d) => [
+    [x(d.x) - 6, y(d.y) - 6, x(d.x) + 6, y(d.y) + 6],
+    ...(d.half ? [[x(d.x) - 3, y(d.y + d.half), x(d.x) + 3, y(d.y - d.half)]] : []),
+  ]);
+  for (const d of dots) {
+    const [px, py] = [x(d.x), y(d.y)];
+    if (d.half) bars.push(...errorBar(px, y(Math.max(low, d.y - d.half)), y(Math.min(high, d.y + d.half)), d.look[0]));
+    marks.push(mark(d.look, px, py, d.hollow ? 4.6 : 5, d.hollow));
+    hits.push({ x: px, y: py, text: `${d.name}\n${plusMinus(d.y, d.half)} %\ncapacity ${fixed(d.x, 1)} %` });
+    labels.push(placed(shorten(d.name, 26), px, py, box, taken, d.hollow));
+  }
+  const names = legend(
+    [
+      ...(own.length ? [{ name: "measured", draw: (a, b) => mark(["#000000", "o"], a, b, 4.6) }] : []),
+      ...(printed.length ? [{ name: "the paper's value", draw: (a, b) => mark(["#000000", "o"], a, b, 4.6, true) }] : []),
+    ],
+    10, box.bottom + 46, width - 20,
+  );
+  const drawing = canvas(
+    width, box.bottom + 46 + names.height, title,
+    dots.map((d) => `${d.name}: ${fixed(d.y, 2)} % at ${fixed(d.x, 1)} % capacity`).join("; ") + ".",
+    axes(box, { scale: x, ticks: x.ticks(width < 480 ? 4 : 7), label: `capacity (%; the plain network is 100${x.log ? ", log scale above it" : ""})` },
+      { scale: y, ticks: y.ticks(6), label: measureOf(recipe) + " at the end" }),
+    bars, marks, labels, names.group,
+  );
+  const rows = [...own, ...printed].map((d) => [d.name, { text: fixed(d.x, 1), value: d.x }, percent2(d.y), percent2(d.half)]);
+  return { drawing, hits, table: { header: ["method", "capacity in %", `${recipe.measure} in %`, "± 95 %"], rows } };
+}
+
+// A label beside its point, where it hides the fewest others; one that stands apart has a line to its point.
+function placed(name, x, y, box, taken, pale) {
+  const wide = widthOf(name, 11.5) + 2, places = [];
+  for (const far of [9, 20, 32, 46])
+    places.push([x + far, y - 6, far], [x - far - wide, y - 6, far], [x - wide / 2, y - far - 12, far], [x - wide / 2, y + far, far],
+      [x + far * 0.7, y - far - 8, far], [x + far * 0.7, y + far - 4, far], [x - far * 0.7 - wide, y - far - 8, far], [x - far * 0.7 - wide, y + far - 4, far]);
+  const cost = ([left, top, far]) => {
+    const outside = left < box.left || left + wide > box.right + 10 || top < box.top - 8 || top + 12 > box.bottom ? 3 : 0;
+    return outside + far / 200 + taken.filter((t) => left < t[2] && left + wide > t[0] && top < t[3] && top + 12 > t[1]).length;
+  };
+  const [left, top, far] = places.reduce((a, b) => (cost(b) < cost(a) ? b : a));
+  taken.push([left, top, left + wide, top + 12]);
+  const near = (v, from, to) => Math.max(from, Math.min(to, v));
+  return [
+    far > 20 ? line(x, y, near(x, left, left + wide), near(y, top, top + 12), { stroke: "var(--muted)", "stroke-width": 0.7 }) : null,
+    text(name, left, top + 10, { "font-size": 11.5, fill: pale ? "var(--muted)" : "var(--ink)" }),
+  ];
+}
+
+const PALE = { "fill-opacity": 0.22 };
+
+function duringAfter({ recipe, methods, width, title }) {
+  const shown = methods.filter((method) => method.during.length);
+  const columns = Math.max(1, Math.min(shown.length, Math.floor(width / Math.max(240, 22 * recipe.n + 60)), 3));
+  const wide = width / columns, tall = 168, top = 34, hits = [], parts = [];
+  shown.forEach((method, i) => {
+    const left = (i % columns) * wide, up = top + Math.floor(i / columns) * tall;
+    const box = { left: left + 36, top: up + 22, right: left + wide - 12, bottom: up + tall - 30 };
+    const x = linear(0.5, recipe.n + 0.5, box.left, box.right), y = linear(0, 100, box.bottom, box.top);
+    const bar = (x(2) - x(1)) * 0.38, colour = ink(method.look[0]);
+    parts.push(axes(box, { scale: x, ticks: whole(recipe.n) }, { scale: y, ticks: [0, 50, 100] }));
+    parts.push(mark(method.look, box.left - 22, up + 4, 4), text(shorten(method.name, 34), box.left - 12, up + 8, { "font-weight": 600 }));
+    for (const [key, shift, what] of [["during", -bar, "right after learning"], ["after", 0, "after all tasks"]])
+      method[key].forEach(([value, half], j) => {
+        const px = x(j + 1) + shift, py = y(value);
+        parts.push(svg("rect", {
+          x: px.toFixed(1), y: py.toFixed(1), width: (bar - 0.8).toFixed(1), height: Math.max(0, box.bottom - py).toFixed(1), fill: colour,
+          stroke: colour, "stroke-width": 0.8, class: "bar", ...(key === "during" ? PALE : {}),
+        }));
+        hits.push({ x: px, y: py, w: bar, h: box.bottom - py, text: `${method.name}, task ${named(recipe, j)}\n${what}: ${plusMinus(value, half)} %` });
+      });
+  });
+  const box = (look) => (x, y) => svg("rect", { x: x - 6, y: y - 6, width: 12, height: 12, fill: "var(--ink)", stroke: "var(--ink)", ...look });
+  const names = legend([{ name: "right after learning", draw: box(PALE) }, { name: "after all tasks", draw: box({}) }], 4, 0, width);
+  const drawing = canvas(
+    width, top + Math.ceil(shown.length / columns) * tall + 14, title,
+    `Bars of each task's ${measureOf(recipe)} right after learning and at the end, for ${shown.length} methods.`,
+    names.group, parts, text(`task, in the order of learning; ${measureOf(recipe)}`, width / 2, top + Math.ceil(shown.length / columns) * tall + 4, { "text-anchor": "middle" }),
+  );
+  const rows = shown.flatMap((method) => method.during.map(([value, half], i) => [
+    method.name, named(recipe, i), percent2(value), percent2(half), percent2(method.after[i][0]), percent2(method.after[i][1]),
+  ]));
+  return { drawing, hits, table: { header: ["method", "task", "right after learning in %", "± 95 %", "after all tasks in %", "± 95 %"], rows } };
+}
+
+const VIRIDIS = ["440154", "482878", "3e4989", "31688e", "26828e", "1f9e89", "35b779", "6ece58", "b5de2b", "fde725"].map((hex) =>
+  [0, 2, 4].map((i) => parseInt(hex.slice(i, i + 2), 16)));
+
+function viridis(share) {
+  const at = Math.max(0, Math.min(1, share)) * (VIRIDIS.length - 1), i = Math.min(VIRIDIS.length - 2, Math.floor(at));
+  return `rgb(${VIRIDIS[i].map((c, k) => Math.round(c + (VIRIDIS[i + 1][k] - c) * (at - i))).join(",")})`;
+}
+
+function matrix({ recipe, run, width, title }) {
+  const rows = run ? run.matrix : [], n = rows.length, tasks = run ? run.tasks : null;
+  const task = (i) => (tasks ? `${i + 1} ${tasks[i]}` : named(recipe, i));
+  const left = 46, top = 32, cell = Math.max(6, Math.min(46, (width - left - 12) / Math.max(n, 1))), hits = [], parts = [];
+  const all = rows.flat(), low = n ? 10 * Math.floor(Math.min(...all) / 10) : 0;
+  const high = Math.max(low + 10, n ? 10 * Math.ceil(Math.max(...all) / 10) : 100);
+  rows.forEach((row, i) => {
+    row.forEach((value, j) => {
+      const x = left + j * cell, y = top + i * cell, share = (value - low) / (high - low);
+      parts.push(svg("rect", { x: x + 0.5, y: y + 0.5, width: cell - 1, height: cell - 1, rx: cell > 20 ? 3 : 0, fill: viridis(share), class: "cell" }));
+      if (cell >= 22) parts.push(text(fixed(value, 0), x + cell / 2, y + cell / 2 + 4, { "text-anchor": "middle", fill: share < 0.6 ? "#fff" : "#000" }));
+      hits.push({ x, y, w: cell, h: cell, text: `task ${task(j)}\nafter learning task ${task(i)}\n${fixed(value, 1)} %` });
+    });
+    const every = cell >= 14 || i % 5 === 4;
+    if (every) parts.push(text(i + 1, left - 6, top + (i + 0.5) * cell + 4, { "text-anchor": "end", fill: "var(--muted)" }));
+    if (every) parts.push(text(i + 1, left + (i + 0.5) * cell, top + n * cell + 16, { "text-anchor": "middle", fill: "var(--muted)" }));
+  });
+  const bottom = top + n * cell, bar = Math.min(160, width - left - 90), id = `g${Math.random().toString(36).slice(2)}`;
+  const stops = whole(11).map((i) => svg("stop", { offset: `${(i - 1) * 10}%`, "stop-color": viridis((i - 1) / 10) }));
+  const drawing = canvas(
+    width, bottom + 72, title, n ? `Accuracies of ${n} tasks after each task, from ${fixed(Math.min(...all), 1)} to ${fixed(Math.max(...all), 1)} %.` : "No run is chosen.",
+    svg("defs", {}, svg("linearGradient", { id }, stops)), parts,
+    text("after learning task (down)", 4, 18), text("tested on task", left, bottom + 34),
+    text(low, left, bottom + 62, { fill: "var(--muted)" }),
+    svg("rect", { x: left + 24, y: bottom + 52, width: bar, height: 11, fill: `url(#${id})` }),
+    text(`${high}  ${measureOf(recipe)}`, left + 30 + bar, bottom + 62, { fill: "var(--muted)" }),
+  );
+  const mean = (row) => row.reduce((a, b) => a + b, 0) / row.length;
+  const table = rows.map((row, i) => [task(i), ...whole(n).map((_, j) => (j <= i ? percent1(row[j]) : { text: "" })), percent1(mean(row))]);
+  return { drawing, hits, table: { header: ["after learning", ...whole(n).map(String), "mean"], rows: table } };
+}
+
+// Horizontal bars around 0, a row for each method: entries are {name, look, value, half, text}.
+function rowsOfBars(entries, width, title, label, description) {
+  const left = Math.min(150, width * 0.36), tall = 28, top = 14, bottom = top + entries.length * tall;
+  const ends = entries.flatMap((e) => [e.value, e.value - (e.half || 0), e.value + (e.half || 0)]);
+  const low = Math.min(0, ...ends), high = Math.max(low < 0 ? 0 : 1, ...ends), spare = (high - low) * 0.04;
+  const box = { left, top, right: width - 62, bottom }, hits = [];
+  const x = linear(low - (low < 0 ? spare : 0), high + spare, box.left, box.right);
+  const parts = x.ticks(width < 480 ? 3 : 6).map((tick) => [line(x(tick), top, x(tick), bottom), text(tick, x(tick), bottom + 16, { "text-anchor": "middle", fill: "var(--muted)" })]);
+  entries.forEach((e, i) => {
+    const y = top + (i + 0.5) * tall, from = Math.min(x(0), x(e.value)), long = Math.abs(x(e.value) - x(0));
+    parts.push(mark(e.look, 10, y, 4.2), text(shorten(e.name, Math.floor(left / 7.4)), 22, y + 4));
+    parts.push(svg("rect", { x: from.toFixed(1), y: y - 8, width: Math.max(1, long).toFixed(1), height: 16, fill: ink(e.look[0]), class: "bar" }));
+    if (e.half) {
+      const look = { stroke: "var(--ink)", "stroke-width": 1.3 };
+      parts.push(line(x(e.value - e.half), y, x(e.value + e.half), y, look));
+      for (const end of [e.value - e.half, e.value + e.half]) parts.push(line(x(end), y - 4, x(end), y + 4, look));
+    }
+    parts.push(text(points(e.value), box.right + 56, y + 4, { "text-anchor": "end", "font-variant-numeric": "tabular-nums" }));
+    hits.push({ x: 0, y: y - tall / 2, w: width, h: tall, text: e.text });
+  });
+  parts.push(line(x(0), top, x(0), bottom, { stroke: "var(--muted)" }), text(label, (box.left + box.right) / 2, bottom + 34, { "text-anchor": "middle" }));
+  return { drawing: canvas(width, bottom + 44, title, description, parts), hits };
+}
+
+function forgetting({ recipe, methods, width, title }) {
+  const known = methods.filter((method) => method.summary && method.summary.forgetting[0] !== null);
+  const entries = known.map((method) => {
+    const [value, half] = method.summary.forgetting;
+    return { name: method.name, look: method.look, value, half, text: `${method.name}\nforgets ${plusMinus(value, half)} points` };
+  });
+  const said = entries.map((e) => `${e.name} ${points(e.value)}`).join(", ");
+  const rows = known.map(({ name, summary: s }) => [
+    name, number(s.forgetting[0], points), percent2(s.forgetting[1]), number(s.bwt[0], points), percent2(s.bwt[1]), { text: String(s.forgetting[3]), value: s.forgetting[3] },
+  ]);
+  const header = ["method", "forgets, points", "± 95 %", "backward transfer, points", "± 95 %", "runs"];
+  return { ...rowsOfBars(entries, width, title, "points lost of the best accuracy (0 is nothing)", `Forgetting in points: ${said}.`), table: { header, rows } };
+}
+
+function cost({ recipe, methods, width, title }) {
+  const shown = methods.filter((method) => method.cost.length), hits = [], parts = [];
+  const columns = width >= 560 ? 2 : 1, wide = width / columns, tall = 250;
+  [[0, "capacity (%)", (v) => `${fixed(v, 1)} %`], [1, "bytes", size]].forEach(([k, label, shownAs], panel) => {
+    const left = (panel % columns) * wide, top = (columns === 1 ? panel : 0) * tall;
+    const box = { left: left + 56, top: top + 28, right: left + wide - 14, bottom: top + tall - 40 };
+    const values = shown.flatMap((method) => method.cost.map((c) => c[k]));
+    const low = Math.min(...values, k ? Infinity : 100), high = Math.max(...values, k ? 1 : 101), log = k === 1 && high / low > 5;
+    const spare = (high - low || high) * 0.08;
+    const y = k === 0 ? capacityScale(low, high, box.bottom, box.top)
+      : log ? logarithmic(low / 1.1, high * 1.1, box.bottom, box.top)
+      : linear(values.length ? low - spare : 0, high + spare, box.bottom, box.top);
+    const x = linear(0.7, recipe.n + 0.3, box.left, box.right);
+    const series = shown.map((method) => ({
+      name: method.name, look: method.look, values: method.cost.map((c) => [c[k], null]),
+      text: (i) => `${method.name}\nafter task ${named(recipe, i)}\n${shownAs(method.cost[i][k])}`,
+    }));
+    parts.push(axes(box, { scale: x, ticks: whole(recipe.n), label: "tasks learned" },
+      { scale: y, ticks: y.ticks(5), label: label + (log || y.log ? ", log scale" : ""), format: k ? (v) => size(v) : (v) => String(Number(v.toPrecision(4))) }));
+    parts.push(lines(box, { x, y }, series, hits));
+  });
+  const height = columns === 1 ? 2 * tall : tall;
+  const names = legend(keys(shown), 10, height, width - 20);
+  const rows = shown.flatMap((method) => method.cost.map(([p, b], i) => [
+    method.name, named(recipe, i), percent2(p), number(i ? p - method.cost[i - 1][0] : null, points), { text: size(b), value: b },
+    number(i ? b - method.cost[i - 1][1] : null, (v) => (v < 0 ? "-" : "+") + size(Math.abs(v))),
+  ]));
+  const said = shown.map((method) => `${method.name} ${fixed(method.cost.at(-1)[0], 1)} %, ${size(method.cost.at(-1)[1])}`).join("; ");
+  return {
+    drawing: canvas(width, height + names.height, title, `After the last task: ${said}.`, parts, names.group), hits,
+    table: { header: ["method", "after task", "capacity in %", "this task", "bytes", "this task, bytes"], rows },
+  };
+}
+
+function orders({ recipe, methods, width, title }) {
+  const shown = methods.filter((method) => method.summary), hits = [], parts = [];
+  const left = Math.min(150, width * 0.36), tall = 30, top = 14, bottom = top + shown.length * tall;
+  const all = shown.flatMap((method) => method.summary.byRun.map(([, a]) => a));
+  const low = Math.min(...all), high = Math.max(...all), spare = Math.max(0.5, (high - low) * 0.06);
+  const x = all.length ? linear(low - spare, high + spare, left, width - 16) : linear(0, 1, left, width - 16);
+  for (const tick of x.ticks(width < 480 ? 3 : 6)) parts.push(line(x(tick), top, x(tick), bottom), text(tick, x(tick), bottom + 16, { "text-anchor": "middle", fill: "var(--muted)" }));
+  shown.forEach((method, i) => {
+    const y = top + (i + 0.5) * tall, runs = method.summary.byRun, values = runs.map(([, a]) => a);
+    parts.push(mark(method.look, 10, y, 4.2), text(shorten(method.name, Math.floor(left / 7.4)), 22, y + 4));
+    parts.push(line(x(Math.min(...values)), y, x(Math.max(...values)), y, { stroke: ink(method.look[0]), "stroke-width": 2.4, "stroke-opacity": 0.45 }));
+    for (const [run, value] of runs) {
+      parts.push(mark(method.look, x(value), y, 4.2));
+      hits.push({ x: x(value), y, text: `${method.name}, order ${run}\n${fixed(value, 2)} %` });
+    }
+  });
+  parts.push(text(`mean ${measureOf(recipe)} at the end, a mark for each run`, (left + width) / 2, bottom + 34, { "text-anchor": "middle" }));
+  const rows = shown.flatMap(({ name, summary: s }) => s.byRun.map(([run, value], i) => [name, run, percent2(value), ...(i ? [{ text: "" }, { text: "" }] : [percent2(s.aopd), percent2(s.mopd)])]));
+  const said = shown.map(({ name, summary: s }) => `${name}: ${s.byRun.length} runs from ${fixed(Math.min(...s.byRun.map((r) => r[1])), 2)} to ${fixed(Math.max(...s.byRun.map((r) => r[1])), 2)} %`);
+  return { drawing: canvas(width, bottom + 44, title, said.join("; ") + ".", parts), hits, table: { header: ["method", "order", `${recipe.measure} in %`, "AOPD, points", "MOPD, points"], rows } };
+}
+
+function zeroShot({ recipe, methods, paper, width, title }) {
+  const shown = methods.filter((method) => Object.keys(method.zero).length), hits = [], parts = [];
+  const cells = shown.length ? Object.keys(shown[0].zero) : [], sets = [...new Set(cells.map((key) => key.slice(0, key.lastIndexOf(" "))))];
+  const measures = ["U", "S", "H"], columns = Math.max(1, Math.min(sets.length, Math.floor(width / Math.max(250, shown.length * 34 + 60)), 2));
+  const wide = width / columns, tall = 210, top = 34, id = `h${Math.random().toString(36).slice(2)}`;
+  const looks = { U: PALE, S: { hatch: true }, H: {} };
+  const hatch = (colour, key) => svg("pattern", { id: id + key, width: 5, height: 5, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
+    svg("rect", { width: 5, height: 5, fill: colour, "fill-opacity": 0.25 }), line(0, 0, 0, 5, { stroke: colour, "stroke-width": 3 }));
+  const fillOf = (measure, colour, key) => (looks[measure].hatch ? { fill: `url(#${id}${key})` } : { fill: colour, ...looks[measure] });
+  const defs = svg("defs", {}, hatch("var(--ink)", "key"), shown.map((method, i) => hatch(ink(method.look[0]), i)));
+  sets.forEach((set, s) => {
+    const left = (s % columns) * wide, up = top + Math.floor(s / columns) * tall;
+    const box = { left: left + 36, top: up + 22, right: left + wide - 12, bottom: up + tall - 34 };
+    const x = linear(0, Math.max(1, shown.length), box.left, box.right), y = linear(0, 100, box.bottom, box.top), bar = (x(1) - x(0)) * 0.27;
+    parts.push(axes(box, { scale: x, ticks: [] }, { scale: y, ticks: [0, 50, 100] }), text(set, box.left - 30, up + 8, { "font-weight": 600 }));
+    shown.forEach((method, i) => {
+      parts.push(mark(method.look, x(i + 0.5), box.bottom + 13, 4));
+      measures.forEach((measure, m) => {
+        const [value, half] = method.zero[`${set} ${measure}`] || [0, null], colour = ink(method.look[0]);
+        const px = x(i) + (x(1) - x(0)) * 0.095 + m * bar, py = y(value);
+        parts.push(svg("rect", { x: px.toFixed(1), y: py.toFixed(1), width: (bar - 0.8).toFixed(1), height: (box.bottom - py).toFixed(1), stroke: colour, "stroke-width": 0.8, class: "bar", ...fillOf(measure, colour, i) }));
+        hits.push({ x: px, y: py, w: bar, h: box.bottom - py, text: `${method.name}, ${set}\n${measure} ${plusMinus(value, half)} %` });
+      });
+    });
+  });
+  const bottom = top + Math.ceil(sets.length / columns) * tall;
+  const box = (measure) => (x, y) => svg("rect", { x: x - 6, y: y - 6, width: 12, height: 12, stroke: "var(--ink)", ...fillOf(measure, "var(--ink)", "key") });
+  const kinds = legend([["U", "U: unseen classes"], ["S", "S: seen classes"], ["H", "H: harmonic mean"]].map(([m, name]) => ({ name, draw: box(m) })), 4, 0, width);
+  const names = legend(shown.map((method) => ({ name: method.name, draw: (x, y) => mark(method.look, x, y, 4) })), 10, bottom, width - 20);
+  const rows = shown.map((method) => [method.name, ...cells.map((key) => number(method.zero[key][0], () => plusMinus(...method.zero[key].slice(0, 2))))]);
+  if (paper) for (const [method, printed] of Object.entries(recipe.paperZero)) rows.push([`${method} (paper)`, ...cells.map((key) => percent2(printed[key]))]);
+  return {
+    drawing: canvas(width, bottom + names.height + 6, title, shown.map((method) => `${method.name}: ${cells.map((key) => `${key} ${fixed(method.zero[key][0], 1)}`).join(", ")}`).join("; ") + ".", defs, kinds.group, parts, names.group),
+    hits, table: { header: ["method", ...cells], rows },
+  };
+}
+
+const CHARTS = { over: overTasks, tradeoff: tradeOff, during: duringAfter, matrix, forgetting, cost, orders, zero: zeroShot };

@@ -1,0 +1,88 @@
+"""The colour and the marker of each method: the same in every figure and on the report page, whatever else is shown.
+
+Known methods have a fixed pair of a colour and a marker, no two the same. Any other name takes one of the pairs that
+are left, by a hash of the name, so it too looks the same everywhere. No picture needs the colour to be understood.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+# Okabe & Ito's palette, told apart by colour-blind readers; its yellow is too light for a line on white.
+BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK = COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+)
+MARKERS = "osD^vPX*p"  # as matplotlib calls them: circle, square, diamond, triangles, plus, cross, star, pentagon
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a method is drawn."""
+
+    colour: str
+    marker: str
+
+
+KNOWN = {
+    # RKR and its variants
+    "rkr": Look(BLUE, "o"),
+    "rkr-lite": Look(SKY, "s"),
+    "rectify-only": Look(GREEN, "D"),
+    "scale-only": Look(ORANGE, "^"),
+    "rkr-random": Look(PURPLE, "v"),
+    "rkr-k1": Look(SKY, "v"),
+    "rkr-k4": Look(GREEN, "s"),
+    "rkr-k8": Look(ORANGE, "D"),
+    "rkr-k32": Look(PURPLE, "^"),
+    # Reference points
+    "finetune": Look(VERMILION, "X"),
+    "separate": Look(BLACK, "s"),
+    "joint": Look(GREEN, "P"),
+    "head-only": Look(PURPLE, "D"),
+    # Against forgetting
+    "lwf": Look(BLUE, "P"),
+    "si": Look(VERMILION, "v"),
+    "mas": Look(VERMILION, "D"),
+    "packnet": Look(BLUE, "^"),
+    "hat": Look(BLUE, "s"),
+    "piggyback": Look(BLUE, "D"),
+    "er": Look(GREEN, "v"),
+    "a-gem": Look(GREEN, "X"),
+    "der": Look(GREEN, "p"),
+    # Zero-shot tasks
+    "base": Look(ORANGE, "p"),
+    "sft": Look(VERMILION, "s"),
+    "l1": Look(GREEN, "^"),
+    "l2": Look(PURPLE, "X"),
+    "lzsl": Look(SKY, "P"),
+    "original": Look(BLACK, "D"),
+    "ridge": Look(ORANGE, "v"),
+    # The paper's other methods
+    "apd": Look(GREEN, "o"),
+    "ccll": Look(PURPLE, "o"),
+    "den": Look(ORANGE, "o"),
+    "eeil": Look(VERMILION, "p"),
+    "ewc": Look(VERMILION, "^"),
+    "icarl": Look(GREEN, "*"),
+    "l2t": Look(BLACK, "v"),
+    "pc": Look(SKY, "*"),
+    "pgn": Look(PURPLE, "s"),
+    "rcl": Look(SKY, "D"),
+    "rps-net": Look(BLACK, "*"),
+}
+_LEFT = [look for marker in MARKERS for colour in COLOURS if (look := Look(colour, marker)) not in KNOWN.values()]
+
+
+def look_of(method: str) -> Look:
+    """The look of a method, from its name alone."""
+    if method in KNOWN:
+        return KNOWN[method]
+    digest = hashlib.sha256(method.encode("utf-8", "surrogatepass")).digest()
+    return _LEFT[int.from_bytes(digest[:4], "big") % len(_LEFT)]

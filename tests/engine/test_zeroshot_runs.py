@@ -1,0 +1,261 @@
+"""`rkr run` of zero-shot recipes from files to results: the validation run first, workers, seeds, a second time."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Server
+from scipy.io import savemat  # type: ignore[import-untyped]
+from small_zeroshot import outcome
+
+from rkr import experiments
+from rkr.engine.run import Run
+from rkr.errors import UsageError
+from rkr.experiments import How, Plan, run_plan
+from rkr.recipes import load_recipe
+from rkr.report import read_result
+
+REAL = Path(os.environ.get("RKR_DATA", "")) / "xlsa17" / "data"
+NAMES = ("ONE", "TWO")
+RECIPE = """\
+title = "Small"
+about = "For tests"
+orders = ["fixed", "first-TWO"]
+
+[stream]
+kind = "zero-shot"
+datasets = ["ONE", "TWO"]
+
+[network]
+name = "cada-vae"
+in_features = 6
+latent = 3
+encoder = 8
+decoder = 8
+attribute_encoder = 8
+attribute_decoder = 8
+
+[training]
+epochs = 2
+batch = 16
+optimizer = "adam"
+lr = 1e-3
+amsgrad = true
+sampling = "afresh"
+
+[classifier]
+longest = 5
+seen = 10
+unseen = 20
+
+[methods.sft]
+
+[methods.rkr]
+"""
+
+
+def put(folder: Path, seed: int) -> None:
+    """A data set of 7 classes, of which 1 and 5 are unseen, with 12 rows each."""
+    draw = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(1, 8), 12)
+    where = {label: np.flatnonzero(labels == label) + 1 for label in range(1, 8)}
+    seen, unseen, held_out = (2, 3, 4, 6, 7), (1, 5), (3, 7)
+    att = draw.normal(size=(4 + seed, 7))
+    features = (draw.normal(size=(6, 4 + seed)) @ att)[:, labels - 1] + 0.1 * draw.normal(size=(6, len(labels)))
+    names = np.empty((7, 1), dtype=object)
+    names[:, 0] = [f"class {label}" for label in range(1, 8)]
+
+    def rows(parts: list[Any]) -> Any:
+        return np.concatenate(parts).astype(float).reshape(-1, 1)
+
+    folder.mkdir(parents=True)
+    savemat(folder / "res101.mat", {"features": features, "labels": labels.astype(float).reshape(-1, 1)})
+    splits = {
+        "att": att,
+        "allclasses_names": names,
+        "trainval_loc": rows([where[c][2:] for c in seen]),
+        "test_seen_loc": rows([where[c][:2] for c in seen]),
+        "test_unseen_loc": rows([where[c] for c in unseen]),
+        "train_loc": rows([where[c] for c in seen if c not in held_out]),
+        "val_loc": rows([where[c] for c in held_out]),
+    }
+    savemat(folder / "att_splits.mat", splits)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    for seed, name in enumerate(NAMES):
+        put(tmp_path / "data" / name, seed)
+    path = tmp_path / "small.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+def words(recipe: Path, out: str, *more: object) -> tuple[object, ...]:
+    where = ("--data", recipe.parent / "data", "--out", recipe.parent / out)
+    return ("run", recipe, *where, "--accelerator", "cpu", "--threads", 1, "--json", "--no-figures", *more)
+
+
+def test_the_validation_run_comes_first(server: Server, recipe: Path) -> None:
+    done = server.cli(*words(recipe, "a"))
+    assert done.wait() == 0, done.stderr
+    root = recipe.parent / "a"
+    assert [event["run"] for event in done.events("finished")] == [
+        "small-validation original fixed",
+        "small sft fixed",
+        "small rkr fixed",
+    ]
+    assert not any(event["already"] for event in done.events("finished"))
+    chosen = read_result(root / "small-validation" / "original" / "fixed")
+    assert chosen.finished
+    epochs = {}
+    for name, notes in zip(chosen.tasks, chosen.notes, strict=True):
+        assert len(notes["validation_h"]) == 5
+        assert notes["classifier_epochs"] == 1 + int(np.argmax(notes["validation_h"]))
+        epochs[name] = notes["classifier_epochs"]
+    about = json.loads((root / "small-validation" / "original" / "fixed" / "run.json").read_text())
+    for task in about["stream"]["tasks"]:
+        # Classes 3 and 7 of 2, 3, 4, 6, 7 are held out whole; of the others a fifth of their 10 training rows.
+        assert task["unseen"] == [1, 4]
+        assert task["images"] == {"train": 24, "validation": 6 + 20, "test": 26}
+        assert task["sha256"]["validation"] == task["sha256"]["test"]
+    for method in ("sft", "rkr"):
+        result = read_result(root / "small" / method / "fixed")
+        assert result.settings["options"]["classifier"]["epochs"] == epochs
+        assert {name: n["classifier_epochs"] for name, n in zip(result.tasks, result.notes, strict=True)} == epochs
+    (summary,) = done.events("summary")
+    assert [(m["method"], m["measure"]) for m in summary["methods"]] == [("sft", "H"), ("rkr", "H")]
+
+    again = server.cli(*words(recipe, "a"))
+    assert again.wait() == 0, again.stderr
+    assert [event["already"] for event in again.events("finished")] == [True] * 3
+    assert not again.events("epochend")
+    assert again.events("summary") == done.events("summary")
+
+
+@pytest.mark.slow  # workers start up for longer than they compute
+def test_workers_and_seeds(server: Server, recipe: Path) -> None:
+    """The same bytes with workers, all of which find the validation run complete."""
+    more = ("--seeds", 2, "--order", "first-TWO", "--method", "rkr")
+    one, two = server.cli(*words(recipe, "1", *more)), server.cli(*words(recipe, "2", *more, "--workers", 2))
+    assert one.wait() == 0, one.stderr
+    assert two.wait(110) == 0, two.stderr
+    found = {}
+    for name in ("small/rkr/first-TWO", "small/rkr/first-TWO-seed-1", "small-validation/original/fixed"):
+        found[name] = outcome(recipe.parent / "1" / name)
+        assert found[name] == outcome(recipe.parent / "2" / name)
+    assert len({files["results.jsonl"] for files in found.values()}) == 3
+    # The numbers were chosen once, for all orders and seeds.
+    assert not (recipe.parent / "1" / "small-validation" / "original" / "fixed-seed-1").exists()
+    first, second = (read_result(recipe.parent / "1" / name) for name in list(found)[:2])
+    assert first.settings["options"]["classifier"] == second.settings["options"]["classifier"]
+    assert first.tasks == second.tasks == ("TWO", "ONE")
+    assert (second.order, second.seed, second.label) == ("first-TWO", 1, "first-TWO seed 1")
+
+
+def test_the_validation_part_for_itself(server: Server, recipe: Path) -> None:
+    done = server.cli(*words(recipe, "a", "--validation", "--method", "rkr"))
+    assert done.wait() == 0, done.stderr
+    assert [event["run"] for event in done.events("finished")] == ["small-validation rkr fixed"]
+    result = read_result(recipe.parent / "a" / "small-validation" / "rkr" / "fixed")
+    assert all(len(notes["validation_h"]) == 5 for notes in result.notes)
+
+
+def test_fixed_epochs_need_no_validation_run(server: Server, recipe: Path) -> None:
+    recipe.write_text(RECIPE.replace("longest = 5", "epochs = { ONE = 2, TWO = 3 }"))
+    done = server.cli(*words(recipe, "a", "--method", "base"))
+    assert done.wait() == 0, done.stderr
+    assert [event["run"] for event in done.events("finished")] == ["small base fixed"]
+    result = read_result(recipe.parent / "a" / "small" / "base" / "fixed")
+    assert [notes["classifier_epochs"] for notes in result.notes] == [2, 3]
+
+
+def test_a_method_without_classifiers_needs_no_validation_run(recipe: Path) -> None:
+    made = plan(recipe, methods=("ridge",))
+    assert made.before is None
+    assert run_plan(made, How(accelerator="cpu", threads=1), lambda event: None)
+    result = read_result(made.folder(made.jobs[0]))
+    assert result.measure == "H"
+    assert result.unchanged == (True, True)
+    assert "classifier" not in result.settings["options"]
+    assert plan(recipe, methods=("ridge", "sft")).before is not None
+
+
+def plan(recipe: Path, **changes: Any) -> Plan:
+    data = str(recipe.parent / "data")
+    given = {"methods": ("rkr",), "orders": ("fixed",), "out": recipe.parent / "a", "data": data, **changes}
+    return Plan(load_recipe(recipe), str(recipe), **given)
+
+
+def test_what_comes_before(recipe: Path) -> None:
+    made = plan(recipe, epochs=1, limit=4, seeds=(3, 4), orders=("first-TWO",), methods=("rkr", "sft"))
+    before = made.before
+    assert before is not None
+    assert before.jobs == [("original", "fixed", 0)]
+    assert before.folder(before.jobs[0]) == made.out / "small-validation-1-epochs-limit-4" / "original" / "fixed"
+    assert before.before is None
+    command = experiments._command(before, How(2), before.jobs[0], 1)
+    assert "--validation" in command
+    assert "--validation" not in experiments._command(made, How(2), made.jobs[0], 1)
+
+
+@pytest.mark.parametrize("testing", [False, True])
+def test_ctrl_c_in_the_validation_run_stops_all(recipe: Path, monkeypatch: pytest.MonkeyPatch, testing: bool) -> None:
+    """Within its training, and in its last test, when that run is complete but not what it is for."""
+    finish, between = Run._finish_task, Run._between_batches
+
+    def finish_task(self: Run) -> None:
+        self._stop = testing and self._at.number == 1
+        finish(self)
+
+    def between_batches(self: Run, *arguments: Any) -> None:
+        self._stop = not testing
+        between(self, *arguments)
+
+    monkeypatch.setattr(Run, "_finish_task", finish_task)
+    monkeypatch.setattr(Run, "_between_batches", between_batches)
+    made = plan(recipe)
+    events: list[Any] = []
+    assert not run_plan(made, How(accelerator="cpu", threads=1), events.append)
+    assert {event.run for event in events} == {"small-validation original fixed"}
+    assert not made.root.exists()
+    monkeypatch.undo()
+    assert run_plan(made, How(accelerator="cpu", threads=1), events.append)
+    assert read_result(made.folder(made.jobs[0])).finished
+
+
+def test_features_of_another_width(recipe: Path) -> None:
+    recipe.write_text(RECIPE.replace("in_features = 6", "in_features = 7"))
+    with pytest.raises(UsageError, match="network and data do not fit: samples of 7 and 6"):
+        run_plan(plan(recipe), How(accelerator="cpu", threads=1), lambda event: None)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(
+    not all((REAL / name / "efflite2.mat").is_file() for name in ("aPascal", "CUB", "FLO")),
+    reason="$RKR_DATA has no efflite2.mat of aPascal, CUB and FLO in xlsa17/data",
+)
+def test_real_data(server: Server, tmp_path: Path) -> None:
+    command: tuple[object, ...] = ("run", "gzsl-local", "--method", "rkr", "--epochs", 1, "--limit", 2, "--threads", 1)
+    command += ("--accelerator", "cpu", "--json", "--no-figures", "--out", tmp_path)
+    done = server.cli(*command)
+    assert done.wait(500) == 0, done.stderr
+    result = read_result(tmp_path / "gzsl-local-1-epochs-limit-2" / "rkr" / "fixed")
+    assert result.finished
+    assert result.tasks == ("aPascal", "CUB", "FLO")
+    assert result.unchanged == (True, True, True)
+    for name in ("H", "U", "S"):  # no forgetting
+        final = result.measures[name][-1]
+        assert [row[-1] for row in result.measures[name]] == list(final)
+    epochs = result.settings["options"]["classifier"]["epochs"]
+    chosen = read_result(tmp_path / "gzsl-local-validation-1-epochs-limit-2" / "original" / "fixed")
+    assert epochs == {n: notes["classifier_epochs"] for n, notes in zip(chosen.tasks, chosen.notes, strict=True)}
+    again = server.cli(*command)
+    assert again.wait() == 0, again.stderr
+    assert [event["already"] for event in again.events("finished")] == [True, True]

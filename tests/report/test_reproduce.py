@@ -1,0 +1,224 @@
+"""Every table and figure of the paper by name, and the paper's numbers beside ours."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rkr import cli
+from rkr.errors import UsageError
+from rkr.experiments import Plan
+from rkr.recipes import load_recipe
+from rkr.reproduce import Line, exhibit_names, lines, load_exhibit, state_of
+
+PAPER = {
+    "encoder-memory",
+    "figure-cifar100",
+    "figure-first-task",
+    "figure-split-cifar",
+    "forward-transfer",
+    "mnist-first",
+    "table-components",
+    "table-gzsl",
+    "table-gzsl-components",
+    "table-gzsl-first-task",
+    "table-gzsl-init",
+    "table-gzsl-rank",
+    "table-imagenet",
+    "table-lenet",
+    "table-rank",
+}
+TEN = [[0.6 + 0.01 * j for j in range(i + 1)] for i in range(10)]  # 64.5 % at the end
+
+
+def found(rows: list[Line], **wanted: str) -> Line:
+    (line,) = [row for row in rows if all(getattr(row, key) == value for key, value in wanted.items())]
+    return line
+
+
+def rkr(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["rkr", *words])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    out, err = capsys.readouterr()
+    assert isinstance(exit_.value.code, int)
+    return exit_.value.code, out, err
+
+
+def test_every_table_and_figure_is_there() -> None:
+    assert set(exhibit_names()) == PAPER
+    for name in exhibit_names():
+        exhibit = load_exhibit(name)
+        for recipe in exhibit.recipes:
+            load_recipe(recipe)
+        assert exhibit.train == (name != "encoder-memory")
+    with pytest.raises(UsageError, match="no 'table-lennet'; did you mean 'table-lenet'"):
+        load_exhibit("table-lennet")
+
+
+def test_every_recipe_with_printed_numbers_belongs_to_one() -> None:
+    from rkr.recipes import list_recipes
+
+    used = {recipe for name in exhibit_names() for recipe in load_exhibit(name).recipes}
+    assert {recipe.name for recipe in list_recipes() if recipe.paper} <= used
+
+
+def test_the_runs_are_the_papers(tmp_path: Path) -> None:
+    def jobs(name: str, **options: bool) -> tuple[int, set[object], set[int]]:
+        plans = load_exhibit(name).plans(tmp_path, **options)
+        all_jobs = [job for plan in plans for job in plan.jobs]
+        return len(all_jobs), {job.order for job in all_jobs}, {job.seed for job in all_jobs}
+
+    methods = len(load_recipe("cifar100-lenet").methods)
+    assert jobs("table-lenet") == (5 * methods, {"A", "B", "C", "D", "E"}, {0})
+    assert jobs("table-gzsl") == (7 * 5, {"fixed"}, {0, 1, 2, 3, 4})
+    assert jobs("table-gzsl-first-task") == (4 * 5, {"fixed", "first-AWA1", "first-CUB", "first-SUN"}, {0, 1, 2, 3, 4})
+    assert jobs("table-components") == (2 * 3 * 5, {"A", "B", "C", "D", "E", 0, 1, 2, 3, 4}, {0})
+    assert jobs("table-lenet", quick=True) == (methods, {"A"}, {0})
+    assert load_exhibit("encoder-memory").plans(tmp_path) == []
+    (quick,) = load_exhibit("table-lenet").plans(tmp_path, quick=True)
+    assert quick.root.name == "cifar100-lenet-3-epochs-limit-50"
+
+
+def test_the_paper_beside_ours(run_folder: Callable[..., Path], tmp_path: Path) -> None:
+    for order in "AB":
+        run_folder(TEN, recipe="cifar100-lenet", method="rkr", order=order)
+    run_folder(TEN[:4], tasks=10, recipe="cifar100-lenet", method="rkr", order="C")  # not finished: in no mean
+    rows = lines(load_exhibit("table-lenet"), tmp_path / "runs")
+    line = found(rows, method="rkr", metric="average accuracy")
+    assert (line.paper, line.half_width) == (69.58, 0.55)
+    assert line.ours is not None
+    assert (line.ours.mean, line.ours.n) == (pytest.approx(64.5), 2)
+    assert line.difference == pytest.approx(64.5 - 69.58)
+    assert line.verdict == "below by 5.08"
+    assert line.cells[3:7] == ("69.58 ± 0.55", "64.50 ± 0.00", "-5.08", "2")
+    assert found(rows, method="rkr-lite", metric="average accuracy").verdict == "not run"
+    counted = found(rows, method="rkr", metric="capacity")
+    assert counted.ours is not None
+    assert counted.ours.mean == pytest.approx(104.2916, abs=1e-3)
+    assert (counted.verdict, counted.cells[6]) == ("the same to the printed digit", "counted")
+
+
+def test_a_quick_run_is_not_comparable(run_folder: Callable[..., Path], tmp_path: Path) -> None:
+    run_folder(TEN, recipe="cifar100-lenet-3-epochs-limit-50", method="rkr", order="A")
+    rows = lines(load_exhibit("table-lenet"), tmp_path / "runs", quick=True)
+    line = found(rows, method="rkr", metric="average accuracy")
+    assert line.ours is not None
+    assert line.verdict == "not comparable: other schedule"
+    assert found(rows, method="rkr", metric="capacity").verdict == "the same to the printed digit"
+
+
+def test_printed_differences_become_numbers(tmp_path: Path) -> None:
+    rows = lines(load_exhibit("forward-transfer"), tmp_path)
+    assert found(rows, method="rkr-random").paper == pytest.approx(87.6 - 1.45)
+    assert [line.paper for line in lines(load_exhibit("mnist-first"), tmp_path)] == []  # only a gap is printed
+
+
+def test_tables_of_tasks(run_folder: Callable[..., Path], tmp_path: Path) -> None:
+    run_folder(TEN, recipe="imagenet-resnet18", method="rkr", order=0)
+    rows = [line for line in lines(load_exhibit("table-imagenet"), tmp_path / "runs") if line.method == "rkr"]
+    running = [line for line in rows if line.metric == "top-5 running mean"]
+    assert [line.paper for line in running] == [90.2, 88.7, 88.1, 88.2, 86.6, 85.7, 85.0, 84.2, 83.8, 84.4]
+    assert all(line.ours is not None and line.ours.mean == 100 for line in running)
+    adds = found(rows, metric="multiply-adds")
+    assert adds.ours is not None
+    assert adds.ours.mean == pytest.approx(2.65e-4, rel=5e-3)
+    assert found(rows, metric="parameters per task").verdict == "the same to the printed digit"
+
+
+def test_zero_shot_tables(run_folder: Callable[..., Path], tmp_path: Path) -> None:
+    matrix = [[0.5] * (i + 1) for i in range(4)]
+    for order in ("fixed", "first-CUB"):
+        run_folder(matrix, recipe="gzsl-first-task", method="rkr", order=order, zero_shot=True)
+    rows = lines(load_exhibit("table-gzsl-first-task"), tmp_path / "runs")
+    assert len(rows) == 4 * 3 * 4  # orders, measures, data sets
+    h = [line for line in rows if line.metric == "H" and line.order == "first-CUB"]
+    assert [line.paper for line in h] == [52.46, 62.24, 39.08, 37.87]
+    assert all(line.ours is not None and line.ours.n == 1 for line in h)
+    assert all(line.verdict == "not run" for line in rows if line.order == "first-SUN")
+
+
+def test_memory_of_the_encoder(tmp_path: Path) -> None:
+    rows = lines(load_exhibit("encoder-memory"), tmp_path)
+    assert {line.metric for line in rows} == {"capacity"}
+    counted = {(line.recipe, line.method): line for line in rows}
+    assert len(counted) == 11
+    wrong = [key for key, line in counted.items() if line.verdict != "the same to the printed digit"]
+    assert wrong == [("gzsl-rank", "rkr-k4")]  # a misprint
+    assert counted["gzsl-rank", "rkr-k4"].ours is not None
+    assert counted["gzsl-rank", "rkr-k4"].verdict == "below by 0.57"
+
+
+def test_state(run_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RKR_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    run_folder(TEN, recipe="cifar100-lenet", method="rkr", order="A")
+    run_folder(TEN[:2], tasks=10, recipe="cifar100-lenet", method="rkr", order="B")
+    methods = len(load_recipe("cifar100-lenet").methods)
+    state = state_of(load_exhibit("table-lenet"), tmp_path / "runs")
+    assert (state.done, state.of, state.data) == (1, 5 * methods, "cifar100 will be downloaded, 169 MB")
+    (tmp_path / "data" / "cifar-100-python").mkdir(parents=True)
+    assert state_of(load_exhibit("table-lenet"), tmp_path, tmp_path / "data").data == "here"
+    lacks = state_of(load_exhibit("table-gzsl"), tmp_path, tmp_path / "data").data
+    assert lacks == "put xlsa17/data/APY/res101.mat into the folder of data"
+    assert "imagenet/val/<class>" in state_of(load_exhibit("table-imagenet"), tmp_path).data
+
+
+def test_the_command_lists(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, _ = rkr(capsys, monkeypatch, "reproduce", "--list", "--out", str(tmp_path), "--json")
+    rows = json.loads(out)
+    assert code == 0
+    assert {row["name"] for row in rows} == PAPER
+    assert all(row["done"] == 0 for row in rows)
+    code, out, _ = rkr(capsys, monkeypatch, "reproduce", "--out", str(tmp_path))
+    assert code == 0
+    assert all(name in out for name in PAPER)
+
+
+def test_the_command_runs_what_is_missing(
+    tmp_path: Path,
+    run_folder: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each run that is not there is run; here a function that writes a result stands for it."""
+
+    def run_plan(plan: Plan, *rest: object) -> bool:
+        for job in plan.jobs:
+            if not plan.folder(job).exists():
+                run_folder(TEN, recipe=plan.root.name, method=job.method, order=job.order)
+                ran.append((job.method, job.order))
+        return True
+
+    ran: list[tuple[str, object]] = []
+    monkeypatch.setattr("rkr.experiments.run_plan", run_plan)
+    words = ("reproduce", "table-lenet", "--quick", "--runs", "2", "--out", str(tmp_path / "runs"))
+    code, out, _ = rkr(capsys, monkeypatch, *words)
+    assert code == 0
+    assert {order for _, order in ran} == {"A", "B"}
+    assert "quick: 3 epochs, at most 50 training samples of a class" in out
+    assert "not comparable: other schedule" in out
+    assert (tmp_path / "runs" / "cifar100-lenet-3-epochs-limit-50" / "figures" / "accuracy_over_tasks.png").exists()
+    before = list(ran)
+    code, out, _ = rkr(capsys, monkeypatch, *words, "--json")
+    assert ran == before
+    shown = json.loads(out.splitlines()[-1])
+    assert shown["name"] == "table-lenet"
+    assert any(line["method"] == "rkr" and line["ours"]["n"] == 2 for line in shown["lines"])
+    code, _, err = rkr(capsys, monkeypatch, *words[:2], "--runs", "0")
+    assert (code, err) == (2, "rkr: --runs must be at least 1, not 0\n")
+
+
+@pytest.mark.parametrize("name", sorted(PAPER))
+def test_every_exhibit_can_be_shown_without_a_run(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, _ = rkr(capsys, monkeypatch, "reproduce", name, "--show", "--out", str(tmp_path))
+    exhibit = load_exhibit(name)
+    assert code == 0
+    assert exhibit.title in " ".join(out.split())
+    assert all(note in out for note in exhibit.notes)
