@@ -1,5 +1,5 @@
 """`make bench`: all measurements, or the ones named (steps, serving, growth, memory, epochs, workers,
-zeroshot)."""
+zeroshot, fisher)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import warnings
 from pathlib import Path
 
 import epochs
+import fisher
 import growth
 import memory
 import serving
@@ -27,6 +28,7 @@ SECTIONS = {
     "epochs": epochs.run,
     "workers": epochs.workers,
     "zeroshot": zeroshot.run,
+    "fisher": fisher.run,
 }
 
 

@@ -245,7 +245,7 @@ def run(
     workers: Annotated[int, typer.Option(help="Runs at once, each in its own process.")] = 1,
     threads: Annotated[int | None, typer.Option(help="Threads of each run. All cores over the workers else.")] = None,
     validation: Annotated[
-        bool, typer.Option("--validation", help="Zero-shot: test on classes held out of training, for choices.")
+        bool, typer.Option("--validation", help="Test on what is held out of training, for choices.")
     ] = False,
     accelerator: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     precision: Annotated[str | None, typer.Option(help="32-true, bf16-mixed or 16-mixed. 32-true by default.")] = None,
@@ -270,7 +270,7 @@ def run(
     if threads is not None and threads < 1:
         raise UsageError(f"--threads must be at least 1, not {threads}")
     drawn = choose_seeds(loaded, seeds, () if seed is None else _names(seed))
-    plan = Plan(loaded, recipe, methods, chosen, out, epochs, drawn, limit, data)
+    plan = Plan(loaded, recipe, methods, chosen, out, epochs, drawn, limit, data, validation)
     how = How(workers, threads, accelerator, precision, save_minutes, tensorboard)
     _run(plan, how, json_, figures=figures)
 
@@ -397,6 +397,49 @@ def _console() -> Console:
 
     console = Console()
     return console if console.is_terminal else Console(width=max(console.width, 160))
+
+
+@app.command()
+def tune(
+    recipe: Annotated[str, typer.Argument(help="A recipe, as `rkr list` names them, or a .toml file of your own.")],
+    method: Annotated[str, typer.Option(help="The method whose options are chosen.")],
+    tasks: Annotated[int, typer.Option(help="How many tasks, the first ones.")] = 3,
+    grid: Annotated[
+        list[str] | None, typer.Option(help="An option and its values, such as strength=0.1,1,10; may be repeated.")
+    ] = None,
+    order: Annotated[str | None, typer.Option(help="The order of tasks. The recipe's first by default.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Another length of the schedule, its steps in proportion.")] = None,
+    data: Annotated[str | None, typer.Option(help="Where data sets lie. $RKR_DATA or the user's cache else.")] = None,
+    out: Annotated[Path, typer.Option(help="Where results go.")] = Path("runs"),
+    workers: Annotated[int, typer.Option(help="Runs at once, each in its own process.")] = 1,
+    threads: Annotated[int | None, typer.Option(help="Threads of each run. All cores over the workers else.")] = None,
+    json_: Json = False,
+) -> None:
+    """Choose a method's options on validation samples of the first tasks, never on the test."""
+    from rkr.display import choose_display
+    from rkr.experiments import STOPPED, How, run_plan
+    from rkr.recipes import load_recipe
+    from rkr.tune import outcome, parsed_grid, search_plan, tuning, write_chosen
+
+    if tasks < 1:
+        raise UsageError(f"--tasks must be at least 1, not {tasks}")
+    search = tuning(load_recipe(recipe), method, tasks, out, parsed_grid(grid or ()))
+    plan = search_plan(search, order, epochs, data)
+    with choose_display("json" if json_ else "auto") as watch:
+        done = run_plan(plan, How(workers, threads), watch)
+    if not done:
+        if not json_:
+            print("The same command goes on from here.")
+        raise typer.Exit(STOPPED)
+    found = outcome(search, plan)
+    chosen = write_chosen(search, found)
+    if json_:
+        best = next(iter(found))
+        print(json.dumps({"event": "tuned", "method": method, "chosen": search.points[best], "tried": found}))
+        return
+    for name, value in found.items():
+        print(f"{name}: {value:.2f} %")
+    print(f"chosen: {chosen}; as a section for a recipe in {search.chosen}")
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -50,6 +50,7 @@ class Plan:
         epochs, limit: Changes to the recipe, None for none.
         seeds: Of initial values and batches; the recipe's own if there are none.
         data: Where data sets lie, None for the usual places.
+        on_validation: Whether the user asked for the validation part of the recipe.
     """
 
     recipe: Recipe
@@ -61,6 +62,7 @@ class Plan:
     seeds: tuple[int, ...] = ()
     limit: int | None = None
     data: str | None = None
+    on_validation: bool = False
 
     @property
     def root(self) -> Path:
@@ -89,7 +91,8 @@ class Plan:
         if not self.recipe.chooses_epochs or not with_classifiers:
             return None
         recipe = self.recipe.on_validation()
-        return dataclasses.replace(self, recipe=recipe, methods=("original",), orders=("fixed",), seeds=())
+        methods, orders = ("original",), ("fixed",)
+        return dataclasses.replace(self, recipe=recipe, methods=methods, orders=orders, seeds=(), on_validation=True)
 
     def _chosen_epochs(self) -> dict[str, int]:
         """The epochs of each task's classifier, from the run that was made for it."""
@@ -326,8 +329,8 @@ def _command(plan: Plan, how: How, job: Job, threads: int) -> list[str]:
     }
     command = [sys.executable, "-m", "rkr", "run", plan.given, "--json", "--no-figures"]
     command += [word for name, value in options.items() if value is not None for word in (name, str(value))]
-    on_validation = plan.recipe.zero_shot and getattr(plan.recipe.stream, "part", "test") == "validation"
-    return command + ["--validation"] * on_validation + ["--tensorboard"] * how.tensorboard
+    asked = ["--validation"] * plan.on_validation + ["--tensorboard"] * how.tensorboard
+    return command + asked
 
 
 def processor() -> str:

@@ -130,7 +130,7 @@ class TwoPhases(OneNetwork):
             self.anchor *= 0.9
 
     def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
-        count = sum(len(y) for _, y in train())
+        count = sum(int((y >= self.task.start).sum()) for _, y in train())  # of this task, not of memories
         self.get_buffer(f"memory{self.task.number}").copy_(torch.randperm(count)[:4])
 
 

@@ -19,7 +19,7 @@ from rkr.engine.processes import make_fabric
 from rkr.learners import Method
 from rkr.learners.finetune import Finetune
 from rkr.learners.joint import Joint
-from rkr.learners.learner import Learner, Outcome, ReadSamples, SeenTask
+from rkr.learners.learner import Learner, Outcome, Phase, ReadSamples, SeenTask
 from rkr.tasks import Images, Stream, Task, Training
 
 
@@ -29,6 +29,8 @@ class Answers(Learner):
     def __init__(self, logits: dict[tuple[int, int], Tensor]) -> None:
         super().__init__(lambda: None, "")  # type: ignore[arg-type, return-value]
         self.logits, self.asked = logits, dict.fromkeys(logits, 0)
+        for number in range(3):
+            self.begin(SeenTask(number, f"t{number}", (), 0))
 
     def predict(self, x: Tensor, number: int) -> Tensor:
         assert not self.training
@@ -139,6 +141,36 @@ def test_unchanged(tmp_path: Path, method: str, expected: list[bool | None]) -> 
     assert [line["unchanged"] for line in _tasks(tmp_path)] == expected
 
 
+def test_agnostic_results_are_the_learner_s_own_answers(tmp_path: Path) -> None:
+    """After every task, by `infer`, whatever `predict` says when the task is told."""
+
+    class Always(Finetune):
+        def infer(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return torch.full((len(x),), len(self.seen) - 1), torch.zeros(len(x), dtype=torch.int64)
+
+    execute(tmp_path, make_experiment("rkr", method=Method(Always, ""), test=9, agnostic="every"))
+    assert [line["agnostic"] for line in _tasks(tmp_path)] == [[5 / 9], [0, 5 / 9], [0, 0, 5 / 9]]
+
+
+@pytest.mark.parametrize("method", ["ewc", "pc", "lwf", "icarl", "eeil"])
+def test_both_evaluations(tmp_path: Path, method: str) -> None:
+    """Told the task and not told it, against the learner's answers to the test images, one task at a time."""
+    experiment = make_experiment(method, agnostic="every", lr=0.02, epochs=3, milestones=())
+    run = Run(experiment, tmp_path, make_fabric("cpu"))
+    assert run.execute()
+    learner, last = run._learner.eval(), _tasks(tmp_path)[-1]
+    aware, agnostic = [], []
+    with torch.no_grad():
+        for number, task in enumerate(experiment.stream.tasks):
+            x = ((task.test.x / 255 - 0.3) / 0.2).contiguous(memory_format=torch.channels_last)
+            aware.append(float((learner.predict(x, number).argmax(1) == task.test.y).float().mean()))
+            found, label = learner.infer(x)
+            agnostic.append(float(((found == number) & (label == task.test.y)).float().mean()))
+    assert last["accuracy"] == pytest.approx(aware, abs=1e-6)
+    assert last["agnostic"] == pytest.approx(agnostic, abs=1e-6)
+    assert all(a >= b for a, b in zip(aware, agnostic, strict=True))
+
+
 def test_unchanged_looks_at_the_first_answers(tmp_path: Path) -> None:
     """A learner that forgets the first task but not the ones after is found out after every task."""
 
@@ -183,6 +215,9 @@ class Recording(Finetune):
         assert set(vars(task)) == {"number", "name", "class_names", "start", "attributes", "unseen"}
         Recording.last = self
 
+    def prepare(self, phase: Phase, train: ReadSamples) -> None:
+        self.reachable = reachable_tensors(self, train)
+
     def loss(self, x: Tensor, y: Tensor) -> Outcome:
         self.given.append(x.clone())
         self.labels.append(y.clone())
@@ -192,7 +227,7 @@ class Recording(Finetune):
         for x, y in train():
             self.given.append(x.clone())
             self.labels.append(y.clone())
-        self.reachable = reachable_tensors(self, train, validation)
+        self.reachable += reachable_tensors(self, train, validation)
 
 
 def reachable_tensors(*roots: object) -> list[Tensor]:

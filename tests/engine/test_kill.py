@@ -58,10 +58,10 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-KILLS = 5  # of each method by the clock; with 6 within writes, and others, there are 40
+KILLS = 5  # of each method by the clock; with 6 within writes, and others, there are 45
 
 
-@pytest.mark.parametrize("method", ["rkr", "finetune", "separate"])
+@pytest.mark.parametrize("method", ["rkr", "finetune", "separate", "icarl"])
 def test_at_random_moments(server: Server, tmp_path: Path, method: str) -> None:
     """By the clock: in a batch, in a test, in a write, at the start. States are saved after every batch."""
     draw = random.Random(method)

@@ -49,6 +49,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [(method, {}) for method in METHODS
 VARIANTS += [("rkr", {"options": {"bn": bn}}) for bn in ("frozen", "affine", "stats", "per_task")]
 VARIANTS += [(method, {"optimizer": "adam", "lr": 0.002}) for method in ("rkr", "finetune")]
 VARIANTS += [("finetune", {"channels_last": False}), ("two-phases", {}), ("two-phases", {"optimizer": "adam"})]
+VARIANTS += [("ewc", {"options": {"samples": 7, "mode": "online"}, "optimizer": "adam", "lr": 0.002})]
+VARIANTS += [("pc", {"options": {"bn": "frozen"}}), ("lwf", {"options": {"bn": "frozen"}})]
+VARIANTS += [(method, {"options": {"memory": 5}}) for method in ("icarl", "eeil")]
 
 
 @pytest.mark.parametrize(("method", "changes"), VARIANTS, ids=lambda value: str(value) if value else "")
@@ -63,11 +66,15 @@ def test_stop_after_every_batch(tmp_path: Path, method: str, changes: dict[str, 
         assert isinstance(run.events[-1], Stopped)
         stops += 1
     batches = 2 * 2 * 3  # tasks, epochs, batches of an epoch
-    assert stops == {"joint": batches + 2 * 2, "two-phases": batches + 2 * 3}.get(method, batches)
+    more = {"joint": 2 * 2, "two-phases": 2 * 3, "pc": batches}  # 38 images, not 19; another phase
+    if method in ("icarl", "eeil"):  # 38 images too, or 19 and 4 exemplars; then 8 in balance
+        few = "options" in changes
+        more = {"icarl": 0 if few else 2 * 2, "eeil": -2 if few else 2 * 2}
+    assert stops == batches + more.get(method, 0)
     assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("method", ["rkr", "finetune", "separate", "two-phases"])
+@pytest.mark.parametrize("method", ["rkr", "finetune", "separate", "two-phases", "pc", "eeil"])
 @pytest.mark.parametrize("batch", [2, 15])
 def test_one_stop(tmp_path: Path, method: str, batch: int) -> None:
     """One interruption, then all the rest at once: what the loss of a later batch hides above shows here."""
@@ -91,7 +98,7 @@ def test_resumed_optimizer_computes_in_the_same_order(tmp_path: Path) -> None:
     assert all(a == b for a, b in layouts)
 
 
-@pytest.mark.parametrize("method", ["rkr", "head-only", "two-phases"])
+@pytest.mark.parametrize("method", ["rkr", "head-only", "two-phases", "ewc", "pc", "icarl", "eeil"])
 def test_stop_while_testing(tmp_path: Path, method: str) -> None:
     experiment = make_experiment(method, agnostic="every")
     execute(tmp_path / "whole", experiment)
@@ -129,14 +136,15 @@ def test_the_state_says_where_to_go_on(tmp_path: Path) -> None:
     assert (events[0].number, events[0].epoch, events[0].resumed) == (2, 0, True)
 
 
-def test_twice_the_same_and_another_seed_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["rkr", "l2t", "ewc", "si", "pc", "lwf", "icarl", "eeil"])
+def test_twice_the_same_and_another_seed_not(tmp_path: Path, method: str) -> None:
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         torch.rand(seed + 3)  # what was drawn before does not matter
-        execute(tmp_path / name, make_experiment("rkr", seed=seed))
+        execute(tmp_path / name, make_experiment(method, seed=seed))
     a, b, c = (outcome(tmp_path / name) for name in "abc")
     assert a == b
     assert a["results.jsonl"] != c["results.jsonl"]
-    assert not {n for n in a if n.endswith("safetensors")} & {n for n in c if n.endswith("safetensors")}
+    assert not [n for n in c if n.endswith("safetensors") and c[n] == a.get(n)]
 
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
@@ -254,6 +262,21 @@ def test_results_have_every_epoch_and_task(tmp_path: Path) -> None:
     assert [line["unchanged"] for line in tasks] == [True] * 3
     assert [line["agnostic"] is None for line in tasks] == [True, True, False]
     assert all(a["proof"].items() <= b["proof"].items() for a, b in pairwise(tasks))
+
+
+def test_phases_share_the_epochs_and_milestones(tmp_path: Path) -> None:
+    """EEIL's 4/7 and 3/7 of 7 epochs, whose milestone is the third: the rate falls after 4/7 * 3 and 3/7 * 3 epochs."""
+    execute(tmp_path, "eeil", tasks=2, epochs=7, milestones=(3,), lr=0.04, options={"memory": 4})
+    lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    found = [(line["phase"], line["epoch"], line["lr"]) for line in lines if line["event"] == "epoch"]
+    rates = [("train", 0.04, 3), ("train", 0.004, 4), ("unbalanced", 0.04, 2), ("unbalanced", 0.004, 2)]
+    rates += [("balanced", 0.004, 2), ("balanced", 0.0004, 1)]
+    assert [phase for phase, _, _ in found] == [name for name, _, count in rates for _ in range(count)]
+    assert [epoch for _, epoch, _ in found] == [*range(7), *range(4), *range(3)]
+    assert [rate for _, _, rate in found] == pytest.approx([rate for _, rate, count in rates for _ in range(count)])
+    execute(tmp_path / "pc", "pc", tasks=1)
+    lines = [json.loads(line) for line in (tmp_path / "pc" / "results.jsonl").read_text().splitlines()]
+    assert [line["phase"] for line in lines if line["event"] == "epoch"] == ["progress"] * 2 + ["compress"] * 2
 
 
 def test_every_method_is_covered() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,8 +41,14 @@ def learn(learner: Learner, task: SeenTask, steps: int = 3) -> list[float]:
     """What the engine does, in small."""
     learner.begin(task)
     losses = []
+
+    def samples() -> Iterator[tuple[Tensor, Tensor]]:
+        for number, rows in learner.rehearse([12] * len(learner.seen)).items():
+            x, y = batch(learner.seen[number])
+            yield (x, y) if rows is None else (x[rows], y[rows])
+
     for phase in learner.phases():
-        learner.prepare(phase, lambda: iter([batch(task)]))
+        learner.prepare(phase, samples)
         optimizer = torch.optim.SGD(learner.groups(), lr=0.05, momentum=0.9, weight_decay=5e-4)
         learner.train()
         for step in range(steps):
@@ -52,7 +59,7 @@ def learn(learner: Learner, task: SeenTask, steps: int = 3) -> list[float]:
             learner.after_step()
             losses.append(outcome.loss.item())
     learner.eval()
-    learner.end(lambda: iter([batch(task)]))
+    learner.end(samples)
     return losses
 
 
@@ -205,7 +212,8 @@ def test_task_head_side_by_side() -> None:
 def test_options() -> None:
     assert METHODS["rkr-k4"].options["rank"] == 4
     assert METHODS["rkr"].options["rank"] == 2
-    assert METHODS["finetune"].options == {}
+    assert METHODS["finetune"].options == {"bn": "shared"}
+    assert METHODS["head-only"].options == {}
     with pytest.raises(rkr.UsageError, match="no option 'rnak'"):
         METHODS["rkr"].build(make, "fc", rnak=3)
     with pytest.raises(rkr.UsageError, match="no option 'rank'"):

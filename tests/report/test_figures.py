@@ -76,6 +76,7 @@ def test_lines_are_the_running_means(results, tmp_path, drawn):
     assert list(lines["rkr"].get_ydata()) == pytest.approx([80, 75, 70])
     assert list(lines["rkr, order C, not finished"].get_xdata()) == [1, 2]
     assert lines["rkr, order C, not finished"].get_color() == lines["rkr"].get_color() != lines["ewc"].get_color()
+    assert lines["rkr, order C, not finished"].get_markerfacecolor() == "white"
     assert len(axes.collections) == 1  # one band: the method with two orders
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [
         "ewc",
@@ -134,6 +135,7 @@ def test_a_method_looks_the_same_in_every_figure(a_result, tmp_path, drawn):
             panel = next(axes for axes in bars.axes if axes.get_title("left") == name)
             assert {line.get_color(), point.get_color(), look.colour} == {look.colour}
             assert {line.get_marker(), point.get_marker(), look.marker} == {look.marker}
+            assert line.is_dashed() == bool(look.dashes)
             assert to_hex(panel.patches[-1].get_facecolor()).upper() == look.colour
 
 
@@ -142,6 +144,9 @@ def test_looks_are_told_apart():
     assert len(set(known)) == len(known)
     ours = {*METHODS, *ZERO_SHOT_METHODS, *(number.method for recipe in list_recipes() for number in recipe.paper)}
     assert len({look_of(name) for name in ours}) == len(ours)
+    assert (
+        len({look.dashes for look in known}) == len({look.colour for look in known}) == 7
+    )  # so colours are not needed
     assert look_of("rkr") == looks.Look("#0072B2", "o")
     assert look_of("unheard-of") == look_of("unheard-of") not in known
     assert len({look_of(f"method {i}") for i in range(500)}) == len(looks.COLOURS) * len(looks.MARKERS) - len(known)

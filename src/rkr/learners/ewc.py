@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from rkr.errors import UsageError
 from rkr.learners.fisher import ESTIMATORS, fisher
 from rkr.learners.l2t import Anchored
@@ -25,12 +27,14 @@ class Ewc(Anchored):
         bn: See `OneNetwork`.
     """
 
+    grid: ClassVar[dict[str, tuple[float, ...]]] = {"strength": (1.0, 10.0, 100.0, 1e3, 5e3, 1e4)}
+
     def __init__(
         self,
         make: MakeNetwork,
         head: str,
         *,
-        strength: float = 1000.0,
+        strength: float = 100.0,
         estimator: str = "sampled",
         samples: int | None = None,
         mode: str = "all",

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, jacrev, vmap
+from torch.func import functional_call, grad, vmap
 
 from rkr.errors import UsageError
 from rkr.learners.learner import ReadSamples, evaluating
@@ -73,33 +73,29 @@ def _add(
     if estimator == "batched":
         loss = F.cross_entropy(network(x), y)
         grads = torch.autograd.grad(loss, list(parameters), allow_unused=True)
-        for total, grad in zip(sums, grads, strict=True):
-            if grad is not None:
-                total.add_(grad.square(), alpha=len(x))
+        for total, each in zip(sums, grads, strict=True):
+            if each is not None:
+                total.add_(each.square(), alpha=len(x))
         return
     for begin in range(0, len(x), CHUNK):
         part, labels = x[begin : begin + CHUNK], y[begin : begin + CHUNK]
         with PerSampleSquares(network, parameters) as squares:
             logits = network(part)  # (B, C)
             log_p = F.log_softmax(logits, 1)
-            weights = _weights(log_p.detach().exp(), labels, estimator)
-            if estimator == "exact":  # a class after the other: a sample's square is linear in the square of a factor
-                for c in range(logits.shape[1]):
-                    squares.add(
-                        (log_p[:, c] * weights[:, c].sqrt()).sum(), len(part), sums, keep=c < logits.shape[1] - 1
-                    )
-            else:
-                squares.add((log_p * weights).sum(), len(part), sums)
-        _add_others(network, parameters, squares.others, part, weights, sums)
+            factors = _factors(log_p.detach().exp(), labels, estimator)
+            for k, each in enumerate(factors):
+                squares.add((log_p * each).sum(), len(part), sums, keep=k < len(factors) - 1)
+        _add_others(network, parameters, squares.others, part, factors, sums)
 
 
-def _weights(p: Tensor, labels: Tensor, estimator: str) -> Tensor:
-    """How much each class counts for each sample, (B, C)."""
-    if estimator == "exact":
-        return p
+def _factors(p: Tensor, labels: Tensor, estimator: str) -> list[Tensor]:
+    """Factors f of which a sample's part is the sum of (∂ Σ_c f_c log p_c)², each (B, C)."""
+    classes = p.shape[1]
+    if estimator == "exact":  # a class after the other, with the root of its probability
+        return [p.sqrt() * F.one_hot(torch.tensor(c, device=p.device), classes) for c in range(classes)]
     if estimator == "sampled":
         labels = torch.multinomial(p, 1)[:, 0]
-    return F.one_hot(labels, p.shape[1]).to(p)
+    return [F.one_hot(labels, classes).to(p)]
 
 
 def _add_others(
@@ -107,21 +103,22 @@ def _add_others(
     parameters: Sequence[nn.Parameter],
     others: Sequence[int],
     x: Tensor,
-    weights: Tensor,
+    factors: Sequence[Tensor],
     sums: list[Tensor],
 ) -> None:
-    """Parameters of layers that `PerSampleSquares` does not know: Σ_b Σ_c w_bc (∂ log p_c)², by torch.func."""
+    """Parameters of layers that `PerSampleSquares` does not know, by torch.func."""
     names = {id(p): name for name, p in network.named_parameters()}
     chosen = {names[id(parameters[i])]: parameters[i].detach() for i in others}
     if not chosen:
         return
 
-    def log_p(own: dict[str, Tensor], sample: Tensor) -> Tensor:
-        return F.log_softmax(functional_call(network, own, (sample[None],)), 1)[0]  # (C,)
+    def total(own: dict[str, Tensor], sample: Tensor, factor: Tensor) -> Tensor:
+        return (F.log_softmax(functional_call(network, own, (sample[None],)), 1)[0] * factor).sum()
 
-    grads = vmap(jacrev(log_p), in_dims=(None, 0))(chosen, x)  # each (B, C, *shape)
-    for i, grad in zip(others, grads.values(), strict=True):
-        sums[i].add_(torch.einsum("bc,bc...->...", weights, grad.square()))
+    for factor in factors:
+        grads = vmap(grad(total), in_dims=(None, 0, 0))(chosen, x, factor)  # each (B, *shape)
+        for i, each in zip(others, grads.values(), strict=True):
+            sums[i].add_(each.square().sum(0))
 
 
 class PerSampleSquares:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from rkr.errors import UsageError
@@ -43,6 +45,8 @@ class Anchored(OneNetwork):
 
 class L2Transfer(Anchored):
     """All weights matter the same, and are held where the previous task left them, so that drift adds up over tasks."""
+
+    grid: ClassVar[dict[str, tuple[float, ...]]] = {"strength": (1e-3, 1e-2, 0.1, 1.0, 10.0)}
 
     def __init__(self, make: MakeNetwork, head: str, *, strength: float = 0.1, bn: str = "per_task") -> None:
         super().__init__(make, head, strength=strength, bn=bn)

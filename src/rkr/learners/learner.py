@@ -108,6 +108,9 @@ class Learner(nn.Module):
     isolating: ClassVar[bool] = False
     """Whether the method promises that earlier tasks answer bit for bit as before. The engine checks it."""
 
+    grid: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    """Options that no paper settles, and the values that `rkr tune` tries."""
+
     def __init__(self, make: MakeNetwork, head: str) -> None:
         super().__init__()
         self.make, self.head = make, head

@@ -29,6 +29,7 @@ class Lwf(OneNetwork):
     """
 
     bn_choices: ClassVar[tuple[str, ...]] = ONE_PASS
+    grid: ClassVar[dict[str, tuple[float, ...]]] = {"strength": (0.1, 1.0, 10.0)}
     teacher: nn.Module | None
 
     def __init__(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -25,8 +26,6 @@ from rkr.learners.learner import (
     nbytes,
     put_task_head,
 )
-
-Hook = Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor | None]
 
 
 class Lateral(nn.Module):
@@ -63,7 +62,7 @@ class ProgressCompress(OneNetwork):
     """Two columns: the knowledge base, which answers, and an active one that learns each task with its help.
 
     Progress: the active column, made anew for each task, is trained with lateral connections from the frozen knowledge
-    base. Compress: the knowledge base learns to answer as the active column does, held back by online EWC (section 3.2):
+    base. Compress: the knowledge base learns to answer as the active column does, held back by online EWC (section 3):
     KL(active || base) + λ/2 Σ F* (θ - θ*)²; the paper's γ before F* lies within λ, and F is not normalised. Each phase
     takes all epochs of the recipe.
 
@@ -81,12 +80,14 @@ class ProgressCompress(OneNetwork):
 
     helper: nn.Module | None
 
+    grid: ClassVar[dict[str, tuple[float, ...]]] = {"strength": (1.0, 10.0, 100.0, 1e3, 1e4)}
+
     def __init__(
         self,
         make: MakeNetwork,
         head: str,
         *,
-        strength: float = 1000.0,
+        strength: float = 100.0,
         gamma: float = 0.95,
         reduction: int = 4,
         bn: str = "per_task",
@@ -156,11 +157,11 @@ class ProgressCompress(OneNetwork):
         if self.helper is None:
             return self.active(x)
         seen: dict[str, Tensor] = {}
-        columns = ((self.helper, self._remember(seen)), (self.active, self._help(seen)))
         handles = []
-        for column, hook in columns:
+        for column, hook in ((self.helper, _remember), (self.active, _help)):
             for path, layer in _sites(column, self.head)[1:]:
-                handles.append(layer.register_forward_hook(hook(path)))
+                key = path.replace(".", "/")
+                handles.append(layer.register_forward_hook(partial(hook, seen, key, self.laterals[key])))
         try:
             with torch.no_grad():
                 self.helper(x)
@@ -168,24 +169,6 @@ class ProgressCompress(OneNetwork):
         finally:
             for handle in handles:
                 handle.remove()
-
-    def _remember(self, seen: dict[str, Tensor]) -> Callable[[str], Hook]:
-        def of(path: str) -> Hook:
-            def hook(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-                seen[path] = inputs[0].clone()  # what comes next may write into it
-
-            return hook
-
-        return of
-
-    def _help(self, seen: dict[str, Tensor]) -> Callable[[str], Hook]:
-        def of(path: str) -> Hook:
-            def hook(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-                return output + self.laterals[path.replace(".", "/")](seen[path])
-
-            return hook
-
-        return of
 
     def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
         self.select(self.task.number)
@@ -204,3 +187,15 @@ def _sites(network: nn.Module, head: str) -> list[tuple[str, nn.Module]]:
     inside = f"{head}."
     found = network.named_modules()
     return [(path, m) for path, m in found if isinstance(m, kinds) and path != head and not path.startswith(inside)]
+
+
+def _remember(
+    seen: dict[str, Tensor], key: str, lateral: nn.Module, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
+) -> None:
+    seen[key] = inputs[0].clone()  # what comes next may write into it
+
+
+def _help(
+    seen: dict[str, Tensor], key: str, lateral: nn.Module, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
+) -> Tensor:
+    return output + lateral(seen[key])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import nn
 
@@ -23,6 +25,8 @@ class SynapticIntelligence(Anchored):
         damping: ξ.
         bn: See `OneNetwork`.
     """
+
+    grid: ClassVar[dict[str, tuple[float, ...]]] = {"strength": (0.01, 0.1, 1.0, 10.0, 100.0)}
 
     def __init__(
         self, make: MakeNetwork, head: str, *, strength: float = 0.1, damping: float = 1e-3, bn: str = "per_task"

@@ -183,10 +183,14 @@ class Recipe(Settings):
         return self.model_copy(update={"training": training, "stream": stream})
 
     def on_validation(self) -> Recipe:
-        """The recipe with classes held out of training in the place of the test: for choices that must not see it."""
-        if not isinstance(self.stream, ZeroShotSettings):
-            raise UsageError(f"{self.name}: only zero-shot recipes have a validation part")
+        """The recipe tested on what is held out of training: for choices that must not see the test.
+
+        Of images it is a fifth of every class, unless the recipe has another share; of zero-shot tasks, some classes.
+        """
         name = f"{self.name}-validation"
+        if isinstance(self.stream, StreamSettings):
+            images = self.stream.with_changes(part="validation", validation=self.stream.validation or 0.2)
+            return self.model_copy(update={"name": name, "stream": images, "paper": ()})
         classifier = {**self.classifier, "epochs": "validation"}
         stream = self.stream.with_changes(part="validation")
         return self.model_copy(update={"name": name, "stream": stream, "classifier": classifier, "paper": ()})

@@ -55,6 +55,8 @@ class StreamSettings(Settings):
     source: str
     tasks: Positive  # all of them, the CIFAR-10 or MNIST that comes first included
     validation: Share = 0.0  # share of every class that is cut from train
+    part: Literal["test", "validation"] = "test"  # what is tested on
+    first: Positive | None = None  # only so many tasks, the first ones
     limit: Positive | None = None  # training images of a class
     seed: Whole = 0  # which images these two keep
     options: dict[str, Any] = {}  # for the source, such as the size of images
@@ -85,6 +87,9 @@ class StreamSettings(Settings):
                 raise problem(f"options.{name}", f"{self.source} has no such option{options}")
         check_values(known, self.options, "options.")
         self._check_tasks()
+        if self.part == "validation" and not self.validation:
+            raise problem("validation", "must be above 0 to test on it")
+        _check_first(self.first, self.tasks)
         return self
 
     def _check_tasks(self) -> None:
@@ -125,6 +130,11 @@ class StreamSettings(Settings):
 
     def __call__(self, order: Order, data: Data = None) -> Stream:
         """Load the data (from `data`, $RKR_DATA, the user's cache or its official address) and cut it into tasks."""
+        from rkr.tasks.streams import narrowed
+
+        return narrowed(self._whole(order, data), self.first, self.part == "validation")
+
+    def _whole(self, order: Order, data: Data) -> Stream:
         from rkr.tasks import load_source, mnist_then, split, split_cifar
 
         self.check_order(order)
@@ -139,6 +149,11 @@ class StreamSettings(Settings):
         return split(source, self.of_source, chosen, **cut)
 
 
+def _check_first(first: int | None, tasks: int) -> None:
+    if first is not None and first > tasks:
+        raise problem("first", f"{first} is more than the {tasks} tasks that there are")
+
+
 class ZeroShotSettings(Settings):
     """Zero-shot data sets in the layout of xlsa17, each a task; call it for the stream itself."""
 
@@ -150,6 +165,7 @@ class ZeroShotSettings(Settings):
         "train"  # "each" is fitted on test features too, as the authors' code did
     )
     part: Literal["test", "validation"] = "test"  # tested on the published test rows, or on some training classes
+    first: Positive | None = None  # only so many tasks, the first ones
     limit: Positive | None = None  # training rows of a class
     seed: Whole = 0  # which rows and classes validation and limit keep
 
@@ -166,6 +182,7 @@ class ZeroShotSettings(Settings):
     def _check(self) -> ZeroShotSettings:
         if len(set(self.datasets)) < len(self.datasets):
             raise problem("datasets", f"a data set comes twice: {', '.join(self.datasets)}")
+        _check_first(self.first, self.tasks)
         return self
 
     def check_order(self, order: Order) -> None:
@@ -192,7 +209,8 @@ class ZeroShotSettings(Settings):
         """Load the features, from `data`, $RKR_DATA or the user's cache, as tasks."""
         from rkr.tasks.xlsa17 import limited, load_xlsa17, validation_source, zero_shot_stream
 
-        sources = [load_xlsa17(name, data, self.features, self.embedding) for name in self.ordered(order)]
+        names = self.ordered(order)[: self.first]
+        sources = [load_xlsa17(name, data, self.features, self.embedding) for name in names]
         if self.limit is not None:
             sources = [limited(source, self.limit, self.seed) for source in sources]
         if self.part == "test":

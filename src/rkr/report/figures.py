@@ -49,6 +49,7 @@ STYLE = {
     "lines.markersize": 4,
     "legend.frameon": False,
     "legend.fontsize": 7.5,
+    "legend.handlelength": 3,
     "savefig.dpi": 300,
     "svg.fonttype": "path",
     "svg.hashsalt": "rkr",
@@ -58,7 +59,7 @@ STYLE = {
 def accuracy_over_tasks(results: Sequence[Result], path: str | os.PathLike[str], top: Top = 1) -> list[Path]:
     """Mean accuracy over the tasks so far, after each task: a line for each method, a 95 % band over its orders.
 
-    A run that is not finished has a dashed line of its own and is no part of its method's mean.
+    A run that is not finished has a thin line of its own with hollow marks and is no part of its method's mean.
     """
     methods = by_method(results)
     tasks = len(results[0].tasks)
@@ -68,7 +69,8 @@ def accuracy_over_tasks(results: Sequence[Result], path: str | os.PathLike[str],
         lines: list[tuple[float, Any]] = []  # by where they end, so that the legend is in the order of the lines
         several = False
         for method, runs in methods.items():
-            look = _look(method)
+            dashes = look_of(method).dashes
+            look = {**_look(method), "linestyle": (0, dashes) if dashes else "-"}
             means = [[100 * value for value in metrics.running_mean(r.rows(top))] for r in runs if r.finished]
             if means:
                 spreads = [metrics.spread(column) for column in zip(*means, strict=True)]
@@ -83,7 +85,8 @@ def accuracy_over_tasks(results: Sequence[Result], path: str | os.PathLike[str],
                 if not run.finished and run.done:
                     y = np.array(metrics.running_mean(run.rows(top))) * 100
                     label = f"{method}, order {run.label}, not finished"
-                    (line,) = axes.plot(range(1, run.done + 1), y, "--", label=label, **look)
+                    open_: dict[str, Any] = {"linewidth": 0.7, "markerfacecolor": "white"}
+                    (line,) = axes.plot(range(1, run.done + 1), y, label=label, **look, **open_)
                     lines.append((y[-1], line))
         if not lines:
             raise UsageError("no run has learned a task yet")

@@ -1,7 +1,8 @@
 """The colour and the marker of each method: the same in every figure and on the report page, whatever else is shown.
 
 Known methods have a fixed pair of a colour and a marker, no two the same. Any other name takes one of the pairs that
-are left, by a hash of the name, so it too looks the same everywhere. No picture needs the colour to be understood.
+are left, by a hash of the name, so it too looks the same everywhere. Each colour has its own way of dashing lines, so
+no picture needs colours to be understood.
 """
 
 from __future__ import annotations
@@ -19,6 +20,15 @@ BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK = COLOURS = (
     "#56B4E9",
     "#000000",
 )
+DASHES: dict[str, tuple[float, ...]] = {  # strokes and gaps, in widths of the line; none is a whole line
+    BLUE: (),
+    VERMILION: (5, 2),
+    GREEN: (6, 2, 1.5, 2),
+    PURPLE: (1.5, 1.5),
+    ORANGE: (9, 3),
+    SKY: (3, 1.5),
+    BLACK: (9, 2, 1.5, 2, 1.5, 2),
+}
 MARKERS = "osD^vPX*p"  # as matplotlib calls them: circle, square, diamond, triangles, plus, cross, star, pentagon
 
 
@@ -28,6 +38,11 @@ class Look:
 
     colour: str
     marker: str
+
+    @property
+    def dashes(self) -> tuple[float, ...]:
+        """How its lines are dashed."""
+        return DASHES[self.colour]
 
 
 KNOWN = {

@@ -24,8 +24,16 @@ if TYPE_CHECKING:
     from rkr.report.results import Result
 
 # What runs did that were made before a setting existed.
-STREAM = {"kind": "split", "validation": 0.0, "limit": None, "seed": 0}
-ZERO_SHOT = {"features": "res101", "embedding": "att", "scaler": "train", "part": "test", "limit": None, "seed": 0}
+STREAM = {"kind": "split", "validation": 0.0, "part": "test", "first": None, "limit": None, "seed": 0}
+ZERO_SHOT = {
+    "features": "res101",
+    "embedding": "att",
+    "scaler": "train",
+    "part": "test",
+    "first": None,
+    "limit": None,
+    "seed": 0,
+}
 AUGMENT = {"pad": 0, "flip": False, "rotate": 0.0}
 TRAINING = {
     "batch": 128,
@@ -54,7 +62,7 @@ PRECISION = "32-true"
 
 # Settings that name the run, say what is compared, or change nothing but rounding.
 OTHER = ("recipe", "method", "learner", "options", "order", "stream_sha256", "device")
-SPLIT = ("tasks", "validation", "limit", "part")  # of the stream's settings; the others are about the data
+SPLIT = ("tasks", "validation", "limit", "part", "first")  # of the stream's settings; the others are about the data
 WITHOUT_OPTIMIZER = {"sgd": ("betas", "eps", "amsgrad"), "adam": ("momentum",)}  # settings that it does not have
 
 PUBLISHED = "ABCDE"

@@ -7,6 +7,7 @@ so that runs with different orders see the same images.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from operator import index
 
 import torch
@@ -86,6 +87,17 @@ def mnist_then(
     """
     later = class_groups(cifar100, tasks, order)
     return _joined(f"mnist-{cifar100.name}", like(mnist, cifar100), cifar100, later, validation, limit, seed)
+
+
+def narrowed(stream: Stream, first: int | None = None, on_validation: bool = False) -> Stream:
+    """A stream for choices: of its first tasks only, and tested on validation images, which are no test images."""
+    tasks = list(stream.tasks[:first])
+    if on_validation:
+        for i, task in enumerate(tasks):
+            if task.training.validation is None:
+                raise UsageError(f"task {task.name!r} has no validation part to test on")
+            tasks[i] = Task(replace(task.training, validation=None), task.training.validation)
+    return replace(stream, tasks=tuple(tasks), order=stream.order[:first])
 
 
 def like(source: Source, other: Source) -> Source:

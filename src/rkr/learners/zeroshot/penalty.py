@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import ClassVar
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -43,6 +44,8 @@ class Penalty(Guarded):
             LZSL prints it.
         classifier: Fields of `ClassifierOptions`.
     """
+
+    grid: ClassVar[dict[str, tuple[float, ...]]] = {"strength": (1e-2, 0.1, 1.0, 10.0, 100.0)}
 
     def __init__(
         self,

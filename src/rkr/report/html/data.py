@@ -15,7 +15,7 @@ from rkr.report import metrics
 from rkr.report.html.paper import Published, published
 from rkr.report.looks import look_of
 from rkr.report.metrics import Spread, spread
-from rkr.report.protocol import Protocol, differences, protocol
+from rkr.report.protocol import Protocol, differences, group_by_protocol, protocol
 from rkr.report.results import Result, by_method, by_recipe
 from rkr.report.tables import NOTHING, Summary, _plus_minus, _points, _progress, _size, summarise, zero_shot_cells
 
@@ -64,14 +64,11 @@ def grouped(results: Sequence[Result]) -> list[Group]:
     """The runs by recipe and protocol, those of the recipe's own schedule first."""
     groups: list[Group] = []
     for recipe, runs in by_recipe(results).items():
-        protocols: dict[str, list[Result]] = {}
-        for run in runs:
-            protocols.setdefault(protocol(run).hash, []).append(run)
         found = []
-        for same in protocols.values():
+        for shared, same in group_by_protocol(runs):
             known = published(same[0].settings)
             name = recipe + (f" · {_changed(same[0])}" if known.changed else "")
-            found.append(Group(name, same, known, protocol(same[0])))
+            found.append(Group(name, same, known, shared))
         groups += sorted(found, key=lambda group: bool(group.published.changed))
     return [_told_apart(group, groups) for group in groups]
 
@@ -199,7 +196,7 @@ def _promises(run: Result) -> bool:
 
 def _look(method: str) -> list[str]:
     look = look_of(method)
-    return [look.colour, look.marker]
+    return [look.colour, look.marker, " ".join(f"{1.8 * length:g}" for length in look.dashes)]
 
 
 def _columns(rows: Sequence[Sequence[float]]) -> list[list[Any]]:

@@ -134,7 +134,7 @@ def _number(n: int, what: str) -> str:
 def _section(group: Group) -> Mapping[str, Any]:
     shared, described = details(group)
     runs = group.results
-    several = any(s.finished for s in runs) and len({(r.order, r.seed) for r in runs if r.finished}) > 1
+    several = len({(run.order, run.seed) for run in runs if run.finished}) > 1
     return {
         "name": group.name,
         "title": group.published.title,
@@ -144,7 +144,7 @@ def _section(group: Group) -> Mapping[str, Any]:
         "methods": list(dict.fromkeys(run.method for run in runs)),
         "runs": len(runs),
         "unfinished": sum(not run.finished for run in runs),
-        "paper": bool(group.published.numbers),
+        "paper": bool(group.published.numbers) and any(run.finished for run in runs),
         "meta": _meta(group),
         "headline": headline(group),
         "headline_note": _headline_note(group, several),
@@ -176,11 +176,13 @@ def _meta(group: Group) -> str:
 
 def _headline_note(group: Group, several: bool) -> str:
     measure = "accuracy" if group.results[0].measure == "accuracy" else "H"
+    if not any(run.finished for run in group.results):
+        return "No run is finished yet, so there is no mean."
     parts = [f"Mean {measure} over all tasks after the last one, in %, the task given"]
     parts.append(
         "± is the 95 % interval over runs by Student's t" if several else "one run of a method has no interval"
     )
-    if group.published.numbers:
+    if set(group.published.numbers) & {run.method for run in group.results if run.finished}:
         parts.append("“paper” is what the paper prints for this recipe")
     return "; ".join(parts) + ". Headers sort; all columns are explained at the end of the page."
 
@@ -195,8 +197,8 @@ def _charts(group: Group) -> list[Chart]:
         Chart(
             "over",
             f"{measure} over tasks",
-            "Mean over the tasks so far, after each task. Bands are 95 % intervals over runs; dashed lines are runs "
-            "that are not finished.",
+            "Mean over the tasks so far, after each task. Bands are 95 % intervals over runs; thin lines with hollow "
+            "marks are runs that are not finished.",
         )
     ]
     if finished:

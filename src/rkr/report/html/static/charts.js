@@ -13,7 +13,7 @@ function ofMethod(recipe, methods, wanted) {
   return recipe.runs.filter((run) => on.has(run.method) && wanted(run));
 }
 
-// Lines over tasks: series are {name, look, dashed, values: [[y, half]], text(i)}.
+// Lines over tasks: series are {name, look, open, values: [[y, half]], text(i)}.
 function lines(box, scales, series, hits) {
   const parts = [];
   for (const one of series) {
@@ -25,14 +25,14 @@ function lines(box, scales, series, hits) {
       parts.push(svg("path", { d: `M${path(edge(1))}L${path(edge(-1).reverse())}Z`, fill: colour, "fill-opacity": 0.14, class: "band" }));
     }
     parts.push(svg("path", {
-      d: `M${path(one.values.map((_, i) => at(i)))}`, fill: "none", stroke: colour, "stroke-width": 1.8,
-      "stroke-dasharray": one.dashed ? "5 3" : null, class: "line",
+      d: `M${path(one.values.map((_, i) => at(i)))}`, fill: "none", stroke: colour, "stroke-width": one.open ? 0.9 : 1.8,
+      "stroke-dasharray": one.look[2] || null, class: "line",
     }));
   }
   for (const one of series)
     one.values.forEach(([value], i) => {
       const [x, y] = [scales.x(i + 1), scales.y(value)];
-      parts.push(mark(one.look, x, y, 3.6));
+      parts.push(mark(one.look, x, y, 3.6, one.open));
       hits.push({ x, y, text: one.text(i) });
     });
   return parts;
@@ -42,8 +42,8 @@ const keys = (series) =>
   series.map((one) => ({
     name: one.name,
     draw: (x, y) => [
-      line(x - 9, y, x + 9, y, { stroke: ink(one.look[0]), "stroke-width": 1.8, "stroke-dasharray": one.dashed ? "5 3" : null }),
-      mark(one.look, x, y, 3.6),
+      line(x - 12, y, x + 12, y, { stroke: ink(one.look[0]), "stroke-width": one.open ? 0.9 : 1.8, "stroke-dasharray": one.look[2] || null }),
+      mark(one.look, x, y, 3.6, one.open),
     ],
   }));
 
@@ -57,7 +57,7 @@ function overTasks({ recipe, methods, width, title }) {
     const values = run.matrix.map((row) => [row.reduce((a, b) => a + b, 0) / row.length, null]);
     const name = `${run.method} ${run.label}, unfinished`;
     const look = recipe.methods.find((method) => method.name === run.method).look;
-    series.push({ name, look, dashed: true, values, text: label(name, values) });
+    series.push({ name, look, open: true, values, text: label(name, values) });
   }
   const all = series.flatMap((one) => one.values.flatMap(([v, half]) => [v - (half || 0), v + (half || 0)]));
   const [low, high] = all.length ? percents(all.map((v) => Math.max(0, Math.min(100, v)))) : [0, 100];
@@ -78,11 +78,11 @@ function overTasks({ recipe, methods, width, title }) {
 
 function tradeOff({ recipe, methods, paper, width, title }) {
   const own = methods.filter((method) => method.summary).map((method) => ({
-    name: method.name, look: method.look, x: method.summary.capacity,
+    name: method.name, short: method.name, look: method.look, x: method.summary.capacity,
     y: method.summary.accuracy[0], half: method.summary.accuracy[1], n: method.summary.accuracy[3], hollow: false,
   }));
   const printed = !paper ? [] : recipe.paper.filter((one) => one.capacity !== null).map((one) => ({
-    name: `${one.method} (paper)`, look: one.look, x: one.capacity, y: one.value, half: one.half, hollow: true,
+    name: `${one.method} (paper)`, short: one.method, look: one.look, x: one.capacity, y: one.value, half: one.half, hollow: true,
   }));
   const dots = [...printed, ...own];
   const box = { left: 46, top: 26, right: width - 16, bottom: 360 };
@@ -91,15 +91,15 @@ function tradeOff({ recipe, methods, paper, width, title }) {
   const y = linear(low, high, box.bottom, box.top);
   const hits = [], bars = [], marks = [], labels = [];
   const taken = dots.flatMap((d) => [
-    [x(d.x) - 6, y(d.y) - 6, x(d.x) + 6, y(d.y) + 6],
-    ...(d.half ? [[x(d.x) - 3, y(d.y + d.half), x(d.x) + 3, y(d.y - d.half)]] : []),
+    [x(d.x) - 6, y(d.y) - 6, x(d.x) + 6, y(d.y) + 6, 1],
+    ...(d.half ? [[x(d.x) - 3, y(d.y + d.half), x(d.x) + 3, y(d.y - d.half), 0.4]] : []),
   ]);
+  for (const d of [...own, ...printed]) labels.push(placed(shorten(d.short, 26), x(d.x), y(d.y), box, taken, d.hollow));
   for (const d of dots) {
     const [px, py] = [x(d.x), y(d.y)];
     if (d.half) bars.push(...errorBar(px, y(Math.max(low, d.y - d.half)), y(Math.min(high, d.y + d.half)), d.look[0]));
     marks.push(mark(d.look, px, py, d.hollow ? 4.6 : 5, d.hollow));
     hits.push({ x: px, y: py, text: `${d.name}\n${plusMinus(d.y, d.half)} %\ncapacity ${fixed(d.x, 1)} %` });
-    labels.push(placed(shorten(d.name, 26), px, py, box, taken, d.hollow));
   }
   const names = legend(
     [
@@ -111,7 +111,7 @@ function tradeOff({ recipe, methods, paper, width, title }) {
   const drawing = canvas(
     width, box.bottom + 46 + names.height, title,
     dots.map((d) => `${d.name}: ${fixed(d.y, 2)} % at ${fixed(d.x, 1)} % capacity`).join("; ") + ".",
-    axes(box, { scale: x, ticks: x.ticks(width < 480 ? 4 : 7), label: `capacity (%; the plain network is 100${x.log ? ", log scale above it" : ""})` },
+    axes(box, { scale: x, ticks: x.ticks(width < 480 ? 4 : 7), label: width < 480 ? `capacity (%${x.log ? ", log scale" : ""})` : `capacity (%; the plain network is 100${x.log ? ", log scale above it" : ""})` },
       { scale: y, ticks: y.ticks(6), label: measureOf(recipe) + " at the end" }),
     bars, marks, labels, names.group,
   );
@@ -122,15 +122,18 @@ function tradeOff({ recipe, methods, paper, width, title }) {
 // A label beside its point, where it hides the fewest others; one that stands apart has a line to its point.
 function placed(name, x, y, box, taken, pale) {
   const wide = widthOf(name, 11.5) + 2, places = [];
-  for (const far of [9, 20, 32, 46])
-    places.push([x + far, y - 6, far], [x - far - wide, y - 6, far], [x - wide / 2, y - far - 12, far], [x - wide / 2, y + far, far],
-      [x + far * 0.7, y - far - 8, far], [x + far * 0.7, y + far - 4, far], [x - far * 0.7 - wide, y - far - 8, far], [x - far * 0.7 - wide, y + far - 4, far]);
+  for (const far of [9, 20, 32, 46, 62])
+    for (let turn = 0; turn < 16; turn++) {
+      const [dx, dy] = [Math.cos((turn * Math.PI) / 8), Math.sin((turn * Math.PI) / 8)];
+      places.push([x + far * dx + (wide / 2) * (Math.sign(Math.round(2 * dx)) - 1), y + far * dy - 6 + 6 * Math.round(dy), far]);
+    }
   const cost = ([left, top, far]) => {
-    const outside = left < box.left || left + wide > box.right + 10 || top < box.top - 8 || top + 12 > box.bottom ? 3 : 0;
-    return outside + far / 200 + taken.filter((t) => left < t[2] && left + wide > t[0] && top < t[3] && top + 12 > t[1]).length;
+    const outside = left < box.left || left + wide > box.right + 10 || top < box.top - 8 || top + 12 > box.bottom ? 4 : 0;
+    const hidden = taken.filter((t) => left < t[2] && left + wide > t[0] && top < t[3] && top + 12 > t[1]);
+    return outside + far / 100 + hidden.reduce((sum, t) => sum + t[4], 0);
   };
   const [left, top, far] = places.reduce((a, b) => (cost(b) < cost(a) ? b : a));
-  taken.push([left, top, left + wide, top + 12]);
+  taken.push([left, top, left + wide, top + 12, 2]);
   const near = (v, from, to) => Math.max(from, Math.min(to, v));
   return [
     far > 20 ? line(x, y, near(x, left, left + wide), near(y, top, top + 12), { stroke: "var(--muted)", "stroke-width": 0.7 }) : null,
@@ -199,7 +202,7 @@ function matrix({ recipe, run, width, title }) {
     if (every) parts.push(text(i + 1, left - 6, top + (i + 0.5) * cell + 4, { "text-anchor": "end", fill: "var(--muted)" }));
     if (every) parts.push(text(i + 1, left + (i + 0.5) * cell, top + n * cell + 16, { "text-anchor": "middle", fill: "var(--muted)" }));
   });
-  const bottom = top + n * cell, bar = Math.min(160, width - left - 90), id = `g${Math.random().toString(36).slice(2)}`;
+  const bottom = top + n * cell, bar = Math.min(160, width - left - 150), id = `g${Math.random().toString(36).slice(2)}`;
   const stops = whole(11).map((i) => svg("stop", { offset: `${(i - 1) * 10}%`, "stop-color": viridis((i - 1) / 10) }));
   const drawing = canvas(
     width, bottom + 72, title, n ? `Accuracies of ${n} tasks after each task, from ${fixed(Math.min(...all), 1)} to ${fixed(Math.max(...all), 1)} %.` : "No run is chosen.",
@@ -249,7 +252,7 @@ function forgetting({ recipe, methods, width, title }) {
     name, number(s.forgetting[0], points), percent2(s.forgetting[1]), number(s.bwt[0], points), percent2(s.bwt[1]), { text: String(s.forgetting[3]), value: s.forgetting[3] },
   ]);
   const header = ["method", "forgets, points", "± 95 %", "backward transfer, points", "± 95 %", "runs"];
-  return { ...rowsOfBars(entries, width, title, "points lost of the best accuracy (0 is nothing)", `Forgetting in points: ${said}.`), table: { header, rows } };
+  return { ...rowsOfBars(entries, width, title, width < 480 ? "points lost" : "points lost of the best accuracy (0 is nothing)", `Forgetting in points: ${said}.`), table: { header, rows } };
 }
 
 function cost({ recipe, methods, width, title }) {
@@ -270,7 +273,7 @@ function cost({ recipe, methods, width, title }) {
       text: (i) => `${method.name}\nafter task ${named(recipe, i)}\n${shownAs(method.cost[i][k])}`,
     }));
     parts.push(axes(box, { scale: x, ticks: whole(recipe.n), label: "tasks learned" },
-      { scale: y, ticks: y.ticks(5), label: label + (log || y.log ? ", log scale" : ""), format: k ? (v) => size(v) : (v) => String(Number(v.toPrecision(4))) }));
+      { scale: y, ticks: y.ticks(5), label: label + (log || y.log ? ", log scale" : ""), format: k ? sizes(y.ticks(5)) : (v) => String(Number(v.toPrecision(4))) }));
     parts.push(lines(box, { x, y }, series, hits));
   });
   const height = columns === 1 ? 2 * tall : tall;
@@ -292,7 +295,7 @@ function orders({ recipe, methods, width, title }) {
   const all = shown.flatMap((method) => method.summary.byRun.map(([, a]) => a));
   const low = Math.min(...all), high = Math.max(...all), spare = Math.max(0.5, (high - low) * 0.06);
   const x = all.length ? linear(low - spare, high + spare, left, width - 16) : linear(0, 1, left, width - 16);
-  for (const tick of x.ticks(width < 480 ? 3 : 6)) parts.push(line(x(tick), top, x(tick), bottom), text(tick, x(tick), bottom + 16, { "text-anchor": "middle", fill: "var(--muted)" }));
+  for (const tick of x.ticks(width < 480 ? 4 : 6)) parts.push(line(x(tick), top, x(tick), bottom), text(tick, x(tick), bottom + 16, { "text-anchor": "middle", fill: "var(--muted)" }));
   shown.forEach((method, i) => {
     const y = top + (i + 0.5) * tall, runs = method.summary.byRun, values = runs.map(([, a]) => a);
     parts.push(mark(method.look, 10, y, 4.2), text(shorten(method.name, Math.floor(left / 7.4)), 22, y + 4));
@@ -302,7 +305,7 @@ function orders({ recipe, methods, width, title }) {
       hits.push({ x: x(value), y, text: `${method.name}, order ${run}\n${fixed(value, 2)} %` });
     }
   });
-  parts.push(text(`mean ${measureOf(recipe)} at the end, a mark for each run`, (left + width) / 2, bottom + 34, { "text-anchor": "middle" }));
+  parts.push(text(`mean ${measureOf(recipe)} at the end${width < 480 ? "" : ", a mark for each run"}`, (left + width) / 2, bottom + 34, { "text-anchor": "middle" }));
   const rows = shown.flatMap(({ name, summary: s }) => s.byRun.map(([run, value], i) => [name, run, percent2(value), ...(i ? [{ text: "" }, { text: "" }] : [percent2(s.aopd), percent2(s.mopd)])]));
   const said = shown.map(({ name, summary: s }) => `${name}: ${s.byRun.length} runs from ${fixed(Math.min(...s.byRun.map((r) => r[1])), 2)} to ${fixed(Math.max(...s.byRun.map((r) => r[1])), 2)} %`);
   return { drawing: canvas(width, bottom + 44, title, said.join("; ") + ".", parts), hits, table: { header: ["method", "order", `${recipe.measure} in %`, "AOPD, points", "MOPD, points"], rows } };

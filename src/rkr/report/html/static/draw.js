@@ -29,11 +29,11 @@ function points(x) {
   return Number(text) === 0 ? "0.00" : (x > 0 ? "+" : "") + text;
 }
 
-function size(n) {
+function size(n, digits = 3) {
   const units = ["B", "kB", "MB", "GB", "TB"];
   let unit = 0;
   while (n >= 999.5 && unit < units.length - 1) [n, unit] = [n / 1000, unit + 1];
-  return `${Number(n.toPrecision(3))} ${units[unit]}`;
+  return `${Number(n.toPrecision(digits))} ${units[unit]}`;
 }
 
 const plusMinus = (mean, half) => fixed(mean, 2) + (half === null || half === undefined ? "" : ` ± ${fixed(half, 2)}`);
@@ -139,6 +139,12 @@ function errorBar(x, low, high, colour) {
   return [line(x, low, x, high, look), line(x - 3, low, x + 3, low, look), line(x - 3, high, x + 3, high, look)];
 }
 
+// As few digits as tell ticks apart.
+function sizes(ticks) {
+  const digits = [3, 4, 5, 6].find((d) => new Set(ticks.map((tick) => size(tick, d))).size === ticks.length) || 7;
+  return (tick) => size(tick, digits);
+}
+
 // Axes --------------------------------------------------------------------------------------------------
 
 // box: {left, top, right, bottom}; x and y: {scale, ticks, label, format}.
@@ -167,9 +173,9 @@ function legend(entries, left, top, width) {
   const group = svg("g", {});
   let x = left, y = top + 10;
   for (const entry of entries) {
-    const name = shorten(entry.name, 36), wide = 24 + widthOf(name, 12) + 12;
+    const name = shorten(entry.name, 36), wide = 30 + widthOf(name, 12) + 12;
     if (x > left && x + wide > left + width) [x, y] = [left, y + 20];
-    group.append(...[entry.draw(x + 9, y)].flat(), text(name, x + 24, y + 4));
+    group.append(...[entry.draw(x + 12, y)].flat(), text(name, x + 29, y + 4));
     x += wide;
   }
   return { group, height: entries.length ? y - top + 14 : 0 };

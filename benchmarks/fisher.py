@@ -1,0 +1,75 @@
+"""What methods do once a task: the Fisher information and herding, against a Python loop over samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from measure import interleaved
+from torch import Tensor, nn
+
+from rkr.engine.processes import keep_freed_memory
+from rkr.learners.fisher import fisher
+from rkr.learners.memory import herd
+from rkr.networks import lenet, small_cnn
+
+SAMPLES = 128
+ROUNDS = 3
+BAR = 10  # times as fast as the loop, at least
+
+
+def loop(network: nn.Module, x: Tensor, y: Tensor) -> list[Tensor]:
+    """The empirical Fisher information, one sample at a time."""
+    network.eval()
+    parameters = list(network.parameters())
+    sums = [torch.zeros_like(p) for p in parameters]
+    for i in range(len(x)):
+        log_p = network(x[i : i + 1]).log_softmax(1)[0, y[i]]
+        for total, grad in zip(sums, torch.autograd.grad(log_p, parameters), strict=True):
+            total.add_(grad.square())
+    return [total / len(x) for total in sums]
+
+
+def herd_loop(features: Tensor, count: int) -> list[int]:
+    """Herding with a look at every sample for each choice."""
+    mean, total, chosen = features.mean(0), torch.zeros_like(features[0]), list[int]()
+    for k in range(1, count + 1):
+        left = [i for i in range(len(features)) if i not in chosen]
+        best = min(left, key=lambda i: float(((total + features[i]) / k - mean).square().sum()))
+        chosen.append(best)
+        total = total + features[best]
+    return chosen
+
+
+def run(network: str = "") -> None:
+    torch.manual_seed(0)
+    keep_freed_memory()
+    sizes: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+        "LeNet": (lambda: lenet(10), (3, 32, 32)),
+        "small CNN": (small_cnn, (1, 8, 8)),
+    }
+    print(f"Fisher information of {SAMPLES} samples and herding, against a Python loop over samples")
+    for name, (make, shape) in sizes.items():
+        if network.lower() not in name.lower():
+            continue
+        net, x, y = make().eval(), torch.randn(SAMPLES, *shape), torch.randint(10, (SAMPLES,))
+        parameters = list(net.parameters())
+
+        def batched(net: nn.Module = net, x: Tensor = x, y: Tensor = y) -> list[Tensor]:
+            return fisher(net, list(net.parameters()), lambda: iter([(x, y)]), 0, "empirical")
+
+        for a, b in zip(batched(), loop(net, x, y), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-7)
+        times = interleaved({"loop": lambda: loop(net, x, y), "batched": batched}, ROUNDS)  # noqa: B023
+        _print(f"Fisher, {name}, {sum(p.numel() for p in parameters):,} parameters", times)
+    if network:
+        return
+    features = torch.nn.functional.normalize(torch.randn(500, 500), dim=1)
+    assert herd(features, 20).tolist() == herd_loop(features, 20)
+    cases = {"loop": lambda: herd_loop(features, 20), "batched": lambda: herd(features, 20)}
+    _print("herding, 20 of 500 samples of 500 features", interleaved(cases, ROUNDS))
+
+
+def _print(what: str, times: dict[str, float]) -> None:
+    ratio = times["loop"] / times["batched"]
+    print(f"{what}: {ratio:.1f} x  ({1e3 * times['batched']:.1f} ms, bar {BAR} x)", flush=True)

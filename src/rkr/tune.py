@@ -1,0 +1,124 @@
+"""Choosing hyper-parameters on validation samples, never on the test.
+
+Every value of a grid is a method of its own in a recipe that is tested on what is held out of training, on the first
+tasks only. These are ordinary runs, so they resume, run several at once, and can be looked at like all others.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rkr.core.files import write_atomic
+from rkr.errors import FileError, UsageError
+from rkr.experiments import Plan, choose_orders
+from rkr.recipes import Recipe, load_recipe
+from rkr.recipes.settings import MethodSettings
+from rkr.recipes.write import recipe_text, toml_text
+from rkr.report import metrics, read_result
+
+Grid = Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What is searched, and where its files lie."""
+
+    recipe: Recipe
+    method: str
+    grid: Grid
+    points: Mapping[str, Mapping[str, Any]]  # name of the method -> its options from the grid
+    folder: Path
+
+    @property
+    def file(self) -> Path:
+        """The recipe that is run."""
+        return self.folder / f"{self.folder.name}.toml"
+
+    @property
+    def chosen(self) -> Path:
+        """Where the best values are written."""
+        return self.folder / "chosen.toml"
+
+
+def tuning(recipe: Recipe, method: str, tasks: int, out: Path, grid: Grid | None = None) -> Tuning:
+    """Make the recipe of a search: the grid of the method on validation samples of the first tasks."""
+    chosen = recipe.method(method)
+    grid = dict(grid or chosen.method.learner.grid)
+    if not grid:
+        raise UsageError(f"{method} has no grid of its own: name one with --grid, such as --grid strength=0.1,1,10")
+    for name in grid:
+        if name not in chosen.method.options:
+            known = ", ".join(sorted(chosen.method.options)) or "none"
+            raise UsageError(f"--grid: {method} has no option {name!r}; its options: {known}")
+    held_out = recipe.on_validation()
+    name = f"{recipe.name}-tune-{method}-{tasks}-tasks"
+    points: dict[str, dict[str, Any]] = {}
+    methods: dict[str, MethodSettings] = {}
+    for values in itertools.product(*grid.values()):
+        point = dict(zip(grid, values, strict=True))
+        label = "-".join([method, *(f"{option}-{_short(value)}" for option, value in point.items())])
+        points[label] = point
+        methods[label] = MethodSettings.checked(
+            {"learner": chosen.learner, "options": {**chosen.options, **point}, "zero_shot": recipe.zero_shot}
+        )
+    stream = held_out.stream.with_changes(first=tasks)
+    title = f"{method} on validation samples: {recipe.title}"
+    made = held_out.model_copy(update={"name": name, "title": title, "stream": stream, "methods": methods})
+    return Tuning(made, method, grid, points, out / name)
+
+
+def search_plan(search: Tuning, order: str | None, epochs: int | None, data: str | None) -> Plan:
+    """Write the recipe, so that other processes can read it, and plan its runs."""
+    search.folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(search.file, recipe_text(search.recipe).encode())
+    loaded = load_recipe(str(search.file))
+    orders = choose_orders(loaded, None, () if order is None else (order,))
+    methods = tuple(search.points)
+    return Plan(loaded, str(search.file), methods, orders, search.folder, epochs=epochs, data=data)
+
+
+def outcome(search: Tuning, plan: Plan) -> dict[str, float]:
+    """The mean accuracy (or H) over tasks at the end of each run, in percent; the best first."""
+    found = {job.method: 100 * metrics.average(read_result(plan.folder(job)).matrix) for job in plan.jobs}
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def write_chosen(search: Tuning, found: Mapping[str, float]) -> str:
+    """Write the best values as the section of a recipe, with all that was tried, and return them in words."""
+    best = next(iter(found))
+    tried = [f"# {name}: {value:.2f}" for name, value in found.items()]
+    section = toml_text({"methods": {search.method: {**dict(search.points[best])}}})
+    text = "\n".join(["# Chosen on validation samples: mean over tasks after the last one, in %.", *tried, "", section])
+    try:
+        write_atomic(search.chosen, text.encode())
+    except OSError as error:
+        raise FileError(f"{search.chosen}: {error.strerror or error}") from error
+    return ", ".join(f"{option} = {value}" for option, value in search.points[best].items())
+
+
+def parsed_grid(words: Sequence[str]) -> Grid | None:
+    """From "strength=0.1,1,10" and the like; numbers where they are some."""
+    found: dict[str, list[Any]] = {}
+    for word in words:
+        name, equals, values = word.partition("=")
+        if not equals or not name or not values:
+            raise UsageError(f"--grid: give an option and its values, such as strength=0.1,1,10, not {word!r}")
+        found[name.strip()] = [_number(value.strip()) for value in values.split(",") if value.strip()]
+    return found or None
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}".replace("+", "") if isinstance(value, float) else str(value)
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text

@@ -1,0 +1,412 @@
+"""The report page: the right numbers, nothing that escapes from a text, and a size that a mail can carry."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from rkr import FileError, UsageError
+from rkr.cli import app
+from rkr.report import Result
+from rkr.report.html import render, write_report
+from rkr.report.html.data import _duration, details, document, grouped, headline, proofs, runs_table
+from rkr.report.html.page import safe_json
+from rkr.report.html.paper import published
+from rkr.report.scan import Skipped, scan
+
+RESULTS = Path(__file__).parents[2] / "results"
+ISOLATED = [[0.8], [0.8, 0.7], [0.8, 0.7, 0.6]]
+NASTY = ("<script>alert(1)</script>", "\"'><img src=x onerror=alert(2)>", "</script><b>&amp;{{ 7 * 7 }}", "a\u2028b")
+
+Runs = Callable[..., Path]
+ReadRun = Callable[..., Result]
+
+
+class Page(HTMLParser):
+    """What a browser would find: elements, the data, tables, headings."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.tables: list[list[list[str]]] = []
+        self.headings: list[tuple[int, str]] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attributes)))
+        self._open.append(tag)
+        if tag == "script":
+            self.scripts.append("")
+        elif tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+        elif re.fullmatch("h[1-6]", tag):
+            self.headings.append((int(tag[1]), ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._open and self._open.pop() != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        if "script" in self._open:
+            self.scripts[-1] += data
+            return
+        if "style" not in self._open:
+            self.text += data
+        if "td" in self._open or "th" in self._open:
+            self.tables[-1][-1][-1] += data
+        if self._open and re.fullmatch("h[1-6]", self._open[-1]):
+            self.headings[-1] = (self.headings[-1][0], self.headings[-1][1] + data)
+
+    @property
+    def data(self) -> Any:
+        return json.loads(self.scripts[0])
+
+    def table(self, first: str, second: str) -> list[dict[str, str]]:
+        """The rows, by column, of the first table that begins with these columns."""
+        found = next(table for table in self.tables if table[0][:2] == [first, second])
+        return [dict(zip(found[0], row, strict=True)) for row in found[1:]]
+
+
+def page_of(results: list[Result], *skipped: Skipped) -> Page:
+    return Page(render(grouped(results), skipped))
+
+
+def several(a_result: ReadRun) -> list[Result]:
+    """Two orders of a method that forgets, two of one that does not, and a run that goes on."""
+    worse = [[0.9], [0.7, 0.8], [0.5, 0.7, 0.9]]
+    return [
+        a_result(method="ewc", order="A"),
+        a_result(worse, method="ewc", order="B"),
+        a_result(ISOLATED, method="rkr", order="A", isolated=True),
+        a_result(ISOLATED, method="rkr", order="B", isolated=True),
+        a_result([[0.5], [0.5, 0.6]], tasks=3, method="rkr", order="C", isolated=True),
+    ]
+
+
+def test_the_committed_results(tmp_path: Path) -> None:
+    text = write_report([RESULTS], tmp_path, figures=False).page.read_text(encoding="utf-8")
+    page = Page(text)
+    assert [recipe["name"] for recipe in page.data["recipes"]] == ["cifar100-lenet", "digits"]
+    last = json.loads((RESULTS / "digits" / "rkr" / "fixed" / "results.jsonl").read_text().splitlines()[-2])
+    digits = next(recipe for recipe in page.data["recipes"] if recipe["name"] == "digits")
+    (rkr,) = [method for method in digits["methods"] if method["name"] == "rkr"]
+    assert rkr["summary"]["accuracy"] == [pytest.approx(100 * fmean(last["accuracy"]), abs=1e-5), None, None, 1]
+    assert rkr["look"] == ["#0072B2", "o", ""]
+    assert rkr["cost"][-1] == [pytest.approx(last["cost"]["percent"], abs=1e-5), last["cost"]["bytes"]]
+    run = next(run for run in digits["runs"] if run["method"] == "rkr")
+    assert run["proof"][0] == [last["proof"]["digits-1"][:10], 1, 1, 1, 1]
+    assert run["pairs"] == [10, 10]
+    rows = [row for table in page.tables if table[0][:2] == ["method", "runs"] for row in table[1:]]
+    (shown,) = [row for row in rows if row[0] == "rkr" and row[1] == "1" and len(row) > 4]
+    assert shown[2] == f"{100 * fmean(last['accuracy']):.2f}"
+    assert "2 of 2 runs are unfinished" in page.text
+
+
+def test_numbers_of_the_summary(a_result: ReadRun) -> None:
+    rows = page_of(several(a_result)).table("method", "runs")
+    # 76.67 and 70: half their difference is s / √2, so the half-width is 12.706 times 3.333; s itself is 4.71.
+    assert rows[0] == {
+        "method": "ewc",
+        "runs": "2",
+        "accuracy": "73.33 ± 42.35",
+        "sd": "4.71",
+        "forgets": "+21.25",
+        "BWT": "-21.25",
+        "inferred": "36.67",
+        "capacity": "103.0 %",
+        "bytes": "7 kB",
+        "s/epoch": "3",
+        "identical": "0/6",
+    }
+    assert rows[1]["accuracy"] == "70.00 ± 0.00"
+    assert rows[1]["identical"] == "6/6"
+    assert rows[2] == {**dict.fromkeys(rows[0], "–"), "method": "rkr C, unfinished", "accuracy": "2 of 3 tasks"}
+    none = page_of([a_result([[0.5]], tasks=3, recipe="begun")])
+    assert none.table("method", "runs") == [{"method": "rkr A, unfinished", "runs": "–", "accuracy": "1 of 3 tasks"}]
+
+
+def test_what_charts_are_drawn_from(a_result: ReadRun) -> None:
+    (recipe,) = document(grouped(several(a_result)))["recipes"]
+    ewc, rkr = recipe["methods"]
+    assert [mean for mean, _ in ewc["running"]] == pytest.approx([90, 75, (230 / 3 + 70) / 2], abs=1e-5)
+    assert ewc["running"][2][1] == pytest.approx(12.7062 * 10 / 3, abs=1e-3)
+    assert ewc["running"][0] == [90, 0]
+    assert [mean for mean, _ in ewc["during"]] == pytest.approx([90, 80, 92.5])
+    assert [mean for mean, _ in ewc["after"]] == pytest.approx([55, 72.5, 92.5])
+    assert [[mean for mean, _ in row] for row in rkr["matrix"]] == [[80], [80, 70], [80, 70, 60]]
+    assert ewc["cost"] == [[101, 5000], [102, 6000], [103, 7000]]
+    assert ewc["summary"]["byRun"] == [["A", pytest.approx(230 / 3, abs=1e-5)], ["B", 70]]
+    # From order A to B the three tasks differ by 10, 5 and 5 points.
+    assert (ewc["summary"]["aopd"], ewc["summary"]["mopd"]) == pytest.approx((20 / 3, 10), abs=1e-5)
+    assert recipe["severalOrders"]
+    assert [(run["label"], run["finished"], run["done"]) for run in recipe["runs"]][-1] == ("C", False, 2)
+    changed = recipe["runs"][0]["proof"]
+    assert changed == [["1-1", "1-2", "1-3"], ["2-2", "2-3"], ["3-3"]]
+    assert recipe["runs"][2]["proof"] == [["1-1", 1, 1], ["2-2", 1], ["3-3"]]
+
+
+def test_the_proof(a_result: ReadRun) -> None:
+    broken = a_result(ISOLATED, method="broken", isolated=True)
+    hashes = (broken.proofs[0], broken.proofs[1], {**broken.proofs[2], "toy-1": "other"})
+    object.__setattr__(broken, "proofs", hashes)
+    (group,) = grouped([*several(a_result), broken])
+    rows = {method: [cell.text for cell in cells[1:]] for method, cells in proofs(group).rows}
+    assert rows == {
+        "rkr": ["3", "7/7", "✓ nothing was forgotten"],
+        "broken": ["1", "2/3", "✗ promised, but answers changed"],
+        "ewc": ["2", "0/6", "not promised by the method"],
+    }
+
+
+def test_zero_shot_tasks(a_result: ReadRun) -> None:
+    runs = [a_result(ISOLATED, method="rkr", order="fixed", zero_shot=True, seed=seed) for seed in (0, 1)]
+    (group,) = grouped(runs)
+    (recipe,) = document([group])["recipes"]
+    assert recipe["measure"] == "H"
+    zero = recipe["methods"][0]["zero"]
+    assert list(zero) == [f"toy-{i} {name}" for i in (1, 2, 3) for name in "USH"]
+    assert zero["toy-1 U"] == [pytest.approx(70), 0, 0, 2]
+    assert zero["toy-3 S"][0] == pytest.approx(65)
+    page = page_of(runs)
+    charts = [attributes["data-chart"] for tag, attributes in page.tags if tag == "figure"]
+    assert charts == ["over", "tradeoff", "zero", "during", "matrix", "forgetting", "cost"]
+    assert page.table("method", "runs")[0]["H"] == "70.00 ± 0.00"
+    assert "top-5" not in page.table("method", "runs")[0]
+
+
+def test_charts_that_cannot_be_drawn_are_left_out(a_result: ReadRun) -> None:
+    def charts(*runs: Result) -> list[str | None]:
+        return [attributes["data-chart"] for tag, attributes in page_of([*runs]).tags if tag == "figure"]
+
+    everything = ["over", "tradeoff", "during", "matrix", "forgetting", "cost", "orders"]
+    assert charts(*several(a_result)) == everything
+    assert charts(a_result([[0.5]], tasks=2, recipe="begun")) == ["over", "matrix", "cost"]
+    assert charts(a_result([[0.5]], recipe="one")) == ["over", "tradeoff", "during", "matrix", "cost"]
+
+
+@pytest.fixture
+def lenet() -> dict[str, Any]:
+    settings: dict[str, Any] = json.loads((RESULTS / "cifar100-lenet" / "rkr" / "A" / "run.json").read_text())[
+        "settings"
+    ]
+    return settings
+
+
+def test_the_papers_numbers_are_for_its_own_schedule(a_result: ReadRun, lenet: dict[str, Any]) -> None:
+    found = published(lenet)
+    assert found.numbers["rkr"] == (69.58, 0.55)
+    assert found.capacity["apd"] == 135.0
+    assert found.changed == ()
+    short = {**lenet, "training": {**lenet["training"], "epochs": 20, "milestones": [4, 8, 12, 16]}}
+    less = {**lenet, "stream": {**lenet["stream"], "limit": 50}}
+    assert published(short).changed[0] == "epochs 20 instead of 100"
+    assert published(less).changed == ("at most 50 training images of a class",)
+    assert published(short).numbers == published(less).numbers == published({"recipe": "my own"}).numbers == {}
+    assert published({**lenet, "network": {"name": "resnet18"}}).changed == ("network name resnet18 instead of lenet",)
+
+    runs = [a_result(ISOLATED, recipe="cifar100-lenet", settings=s, order=o) for s, o in ((lenet, "A"), (short, "B"))]
+    full, quick = grouped(runs[::-1])
+    assert (full.name, quick.name) == ("cifar100-lenet", "cifar100-lenet · 20 epochs")
+    assert ["paper" in dict(headline(group).columns) for group in (full, quick)] == [True, False]
+    page = page_of(runs)
+    assert page.table("method", "runs")[0]["paper"] == "69.58 ± 0.55"
+    assert [len(recipe["paper"]) for recipe in page.data["recipes"]] == [10, 0]
+    assert "Not the paper's schedule (epochs 20 instead of 100" in page.text
+
+
+def test_zero_shot_numbers_of_the_paper() -> None:
+    recipe = {"recipe": "gzsl", "stream": {"kind": "zero-shot"}, "training": {"epochs": 100}}
+    found = published(recipe)
+    assert found.numbers["rkr"] == (47.83, None)  # of 40.46, 63.64, 48.36 and 38.87
+    assert found.zero_shot["rkr"]["CUB U"] == 47.52
+    assert found.capacity["rkr"] == 113
+
+
+def test_protocols_of_ones_own_recipe_are_told_apart(a_result: ReadRun) -> None:
+    runs = [a_result(settings={"training": {"epochs": n}}, recipe=f"r{n}") for n in (1, 2)]
+    for run in runs:
+        object.__setattr__(run, "recipe", "mine")
+    assert [group.name for group in grouped(runs)] == ["mine · schedule.epochs 1", "mine · schedule.epochs 2"]
+
+
+def test_every_text_is_a_text(a_result: ReadRun) -> None:
+    runs = [a_result(ISOLATED, method=name, isolated=True, settings={"options": {"note": name}}) for name in NASTY]
+    text = render(grouped(runs), [Skipped(Path(NASTY[0]), NASTY[1])], title=NASTY[2])
+    page = Page(text)
+    assert {tag for tag, _ in page.tags} & {"img", "b", "iframe"} == set()
+    assert len(page.scripts) == 2
+    assert text.count("</script>") == 2
+    assert [method["name"] for method in page.data["recipes"][0]["methods"]] == list(NASTY)
+    assert [row["method"] for row in page.table("method", "runs")] == list(NASTY)
+    assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
+    assert NASTY[0] in page.text
+    assert "49" not in next(text for level, text in page.headings if level == 1)
+    assert json.loads(safe_json({"a": "</script><!--\u2028&"})) == {"a": "</script><!--\u2028&"}
+    assert not set("<>&\u2028") & set(safe_json(["</script><!--\u2028&"]))
+
+
+def test_one_file_that_loads_nothing(a_result: ReadRun) -> None:
+    text = render(grouped(several(a_result)))
+    page = Page(text)
+    assert not {"link", "img", "iframe", "object"} & {tag for tag, _ in page.tags}
+    assert not any({"src", "action"} & set(attributes) for _, attributes in page.tags)
+    assert all(a["href"].startswith("#") for tag, a in page.tags if tag == "a" and a["href"])
+    assert set(re.findall(r"https?://[^\s\"')]+", text)) == {"http://www.w3.org/2000/svg"}
+    assert "url(" not in text.replace("url(#", "")
+    policy = next(a["content"] for tag, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+    assert text == render(grouped(several(a_result)))  # the same results, the same page
+
+
+def test_structure_for_those_who_do_not_see_it(a_result: ReadRun) -> None:
+    page = page_of(several(a_result), Skipped(Path("a"), "b"))
+    levels = [level for level, _ in page.headings]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+    tags = [tag for tag, _ in page.tags]
+    assert {"header", "main", "nav", "footer"} <= set(tags)
+    assert next(a["href"] for tag, a in page.tags if tag == "a") == "#main"
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(set(ids)) == len(ids)
+    for tag, attributes in page.tags:
+        assert attributes.get("tabindex") in (None, "0")
+        assert tag != "button" or attributes["type"] == "button"
+        for name in ("href", "aria-labelledby"):
+            if (attributes.get(name) or "").lstrip("#") and (name != "href" or tag == "a"):
+                assert str(attributes[name]).lstrip("#") in ids
+    switches = [attributes for tag, attributes in page.tags if "data-switch" in attributes]
+    assert [switch["aria-pressed"] for switch in switches] == ["true", "true"]
+    assert tags.count("figure") == sum("data-save" in attributes for _, attributes in page.tags) / 2
+
+
+def test_runs_and_their_settings(a_result: ReadRun) -> None:
+    one = {"training": {"epochs": 2, "milestones": [1, 2], "augment": {}}, "options": {"rank": 2}, "x": True}
+    runs = [
+        a_result(ISOLATED, order=2, settings=one),
+        a_result([[0.5]], tasks=3, order=10, seed=3, settings={**one, "options": {"rank": 8}}),
+    ]
+    (group,) = grouped(runs)
+    shared, (first, second) = details(group)
+    training = {"epochs": "2", "milestones": "1, 2", "augment": "none"}
+    assert shared == {"training": training, "x": "yes"}
+    assert (first.settings, second.settings) == ({"options": {"rank": "2"}}, {"options": {"rank": "8"}})
+    assert first.title == "rkr, order 2"
+    assert second.title == "rkr, order 10 seed 3 – unfinished, 1 of 3 tasks"
+    facts = dict(first.facts)
+    assert facts["folder"] == str(runs[0].folder)
+    assert facts["time"] == "1 min training, 3 s testing"  # 10 + 20 + 30 and three times 1
+    assert facts["network"] == "1,000 parameters"
+    table = runs_table(group)
+    shown = [
+        dict(zip([name for name, _ in table.columns], (c.text for c in cells), strict=True)) for _, cells in table.rows
+    ]
+    assert [row["state"] for row in shown] == ["finished", "unfinished, 1 of 3 tasks"]
+    assert [row["accuracy"] for row in shown] == ["70.00", "–"]
+    assert shown[0]["protocol"] == shown[1]["protocol"] == group.protocol.hash
+    assert table.dim == {1}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.25, "0.25 s"), (59, "59 s"), (60, "1 min"), (3599, "1 h 00 min"), (7500, "2 h 05 min")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert _duration(seconds) == text
+
+
+def test_folders_that_cannot_be_used_are_listed(run_folder: Runs, tmp_path: Path) -> None:
+    run_folder(ISOLATED)
+    run_folder([], tasks=3, order="B")
+    broken = tmp_path / "runs" / "broken"
+    broken.mkdir()
+    (broken / "run.json").write_text("{ half")
+    shutil.copytree(tmp_path / "runs" / "toy" / "rkr" / "A", tmp_path / "runs" / "copy")
+    report = write_report([tmp_path / "runs"], tmp_path / "report", figures=False)
+    assert report.runs == 1
+    assert len(report.skipped) == 3
+    rows = Page(report.page.read_text()).table("folder", "reason")
+    assert {Path(row["folder"]).name for row in rows} >= {"broken", "B"}
+    assert {row["reason"].split(" as ")[0] for row in rows} == {
+        "run.json: not JSON",
+        "nothing learned yet",
+        "the same run",
+    }
+    with pytest.raises(UsageError, match=r"no run that has learned a task .*not JSON"):
+        write_report([broken], tmp_path / "report")
+    with pytest.raises(FileError, match="no such folder"):
+        write_report([tmp_path / "nowhere"], tmp_path / "report")
+    (tmp_path / "file").touch()
+    with pytest.raises(FileError, match="cannot be written"):
+        write_report([tmp_path / "runs"], tmp_path / "file")
+
+
+def test_many_runs_make_a_small_page(run_folder: Runs, tmp_path: Path, lenet: dict[str, Any]) -> None:
+    """13 methods in 5 orders of 10 tasks, and 200 runs of one method."""
+    matrix = [[0.6 + 0.01234567 * (i - j) / 7 for j in range(i)] for i in range(1, 11)]
+    orders = [[list(range(10 * i, 10 * i + 10)) for i in range(s, 10 + s)] for s in range(5)]
+    for method in range(13):
+        for order, groups in enumerate(orders):
+            settings = {**lenet, "options": {**lenet["options"], "rank": method}}
+            run_folder(matrix, method=f"method-{method}", order=order, groups=groups, settings=settings, isolated=True)
+    for seed in range(200):
+        run_folder(matrix, recipe="many", seed=seed, settings=lenet, isolated=True)
+    found = scan(tmp_path / "runs")
+    assert len(found.results) == 265
+    groups_ = grouped(found.results)
+    for group, runs in zip(groups_, (200, 65), strict=True):
+        assert len(group.results) == runs
+        assert len(render([group]).encode()) < 1_000_000
+    both = render(groups_)
+    assert len(both.encode()) < 5_000_000
+    assert sum(len(recipe["runs"]) for recipe in Page(both).data["recipes"]) == 265
+
+
+def test_the_command(run_folder: Runs, tmp_path: Path) -> None:
+    run_folder(ISOLATED)
+    other = run_folder(ISOLATED, method="ewc")
+    shutil.move(other, tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "run").mkdir()
+    (tmp_path / "elsewhere" / "run" / "run.json").write_text("[]")
+    out = tmp_path / "report"
+    given = ["report", str(tmp_path / "runs"), str(tmp_path / "elsewhere"), "--out", str(out)]
+    done = CliRunner().invoke(app, given, catch_exceptions=False)
+    assert done.exit_code == 0
+    assert f"{out / 'index.html'}: 2 runs, 0." in done.output
+    assert "not a JSON object" in done.output
+    names = {path.name for path in (out / "figures").iterdir()}
+    assert {f"toy-accuracy_over_tasks.{kind}" for kind in ("svg", "png")} <= names
+    assert {path.suffix for path in (out / "tables").iterdir()} == {".md", ".csv", ".tex"}
+    assert not [path for path in out.rglob("*") if path.name.startswith(".")]
+    shutil.rmtree(out)
+    CliRunner().invoke(app, [*given, "--no-figures"], catch_exceptions=False)
+    assert {path.name for path in out.iterdir()} == {"index.html", "tables"}
+
+
+def test_neither_torch_nor_the_engine_is_needed(tmp_path: Path) -> None:
+    code = (
+        "import sys; from rkr.report.html import write_report; write_report([sys.argv[1]], sys.argv[2], figures=False);"
+        "print([m for m in sys.modules if m == 'torch' or m.startswith('rkr.engine') or m.startswith('matplotlib')])"
+    )
+    command = [sys.executable, "-c", code, str(RESULTS), str(tmp_path / "report")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

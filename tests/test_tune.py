@@ -1,0 +1,127 @@
+"""Hyper-parameters chosen on validation samples: what is run, on what, and what is written."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from rkr import cli
+from rkr.errors import UsageError
+from rkr.learners import METHODS, ZERO_SHOT_METHODS
+from rkr.recipes import list_recipes, load_recipe
+from rkr.recipes.write import recipe_text, toml_text
+from rkr.tune import parsed_grid, search_plan, tuning, write_chosen
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+@pytest.mark.parametrize("name", [recipe.name for recipe in list_recipes()])
+def test_every_recipe_can_be_written_and_read(name: str, tmp_path: Path) -> None:
+    recipe = load_recipe(name)
+    (tmp_path / f"{name}.toml").write_text(recipe_text(recipe))
+    again = load_recipe(str(tmp_path / f"{name}.toml"))
+    assert again == recipe.model_copy(update={"paper": ()})
+
+
+def test_values_survive_toml() -> None:
+    values = {
+        "a": 'x "y" \\ ü',
+        "b": [1, 2.5, True],
+        "t": {"u": {"v": 1e-30}, "w": {"x y": False}},
+        "empty": {},
+        "n": None,
+    }
+    again = tomllib.loads(toml_text(values))
+    assert again == {key: value for key, value in values.items() if value is not None}
+
+
+def test_the_search_never_sees_the_test_part(tmp_path: Path) -> None:
+    recipe = load_recipe("digits")
+    plan = search_plan(tuning(recipe, "ewc", 2, tmp_path), None, 1, None)
+    stream, whole = plan.recipe.stream("fixed"), recipe.stream("fixed")
+    assert len(stream.tasks) == 2
+    for task, original in zip(stream.tasks, whole.tasks, strict=False):
+        assert task.training.validation is None
+        rows = {x.numpy().tobytes() for x in original.training.train.x}  # type: ignore[union-attr]
+        tested = {x.numpy().tobytes() for x in task.test.x}  # type: ignore[union-attr]
+        trained = {x.numpy().tobytes() for x in task.training.train.x}  # type: ignore[union-attr]
+        assert tested <= rows  # held out of training, which the test part is no part of
+        assert not tested & trained
+        assert len(task.test) + len(task.training.train) == len(original.training.train)
+        assert len(task.test) == pytest.approx(0.2 * len(original.training.train), abs=2)
+
+
+def test_the_grid_becomes_methods(tmp_path: Path) -> None:
+    recipe = load_recipe("cifar100-lenet")
+    search = tuning(recipe, "ewc", 3, tmp_path, {"strength": [1, 100.0], "mode": ["all", "online"]})
+    assert list(search.points) == [
+        "ewc-strength-1-mode-all",
+        "ewc-strength-1-mode-online",
+        "ewc-strength-100-mode-all",
+        "ewc-strength-100-mode-online",
+    ]
+    assert search.recipe.methods["ewc-strength-100-mode-online"].options == {"strength": 100.0, "mode": "online"}
+    assert (search.recipe.stream.part, search.recipe.stream.first) == ("validation", 3)
+    for methods in (METHODS, ZERO_SHOT_METHODS):
+        for name, method in methods.items():
+            assert set(method.learner.grid) <= set(method.options), name
+
+
+def test_grids_in_words() -> None:
+    assert parsed_grid(["strength=1,0.5", "mode=all,online"]) == {"strength": [1, 0.5], "mode": ["all", "online"]}
+    assert parsed_grid([]) is None
+    for wrong in ("strength", "=1", "strength="):
+        with pytest.raises(UsageError, match="--grid: give an option and its values"):
+            parsed_grid([wrong])
+
+
+def test_what_cannot_be(tmp_path: Path) -> None:
+    recipe = load_recipe("digits")
+    with pytest.raises(UsageError, match="rkr has no grid of its own"):
+        tuning(recipe, "rkr", 2, tmp_path)
+    with pytest.raises(UsageError, match="ewc has no option 'strenght'; its options: bn, estimator"):
+        tuning(recipe, "ewc", 2, tmp_path, {"strenght": [1]})
+    with pytest.raises(UsageError, match="7 is more than the 5 tasks"):
+        tuning(recipe, "ewc", 7, tmp_path)
+    with pytest.raises(UsageError, match="no method 'ecw'"):
+        tuning(recipe, "ecw", 2, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tune(*words: str) -> str:
+        common = ("--method", "l2t", "--tasks", "2", "--epochs", "1", "--threads", "1", "--out", str(tmp_path))
+        monkeypatch.setattr(sys, "argv", ["rkr", "tune", "digits", *common, *words])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        assert exit_.value.code == 0
+        return capsys.readouterr().out
+
+    out = tune("--grid", "strength=0.1,1000")
+    folder = tmp_path / "digits-tune-l2t-2-tasks"
+    chosen = tomllib.loads((folder / "chosen.toml").read_text())["methods"]["l2t"]["strength"]
+    shown = [line for line in out.splitlines() if line.startswith("l2t-strength-")]
+    assert len(shown) == 2
+    assert shown[0].startswith(f"l2t-strength-{chosen:g}: ")  # the best comes first
+    assert "already complete" in tune("--grid", "strength=0.1,1000")  # a search goes on where it was
+    event = json.loads(tune("--grid", "strength=0.1,1000", "--json").splitlines()[-1])
+    assert event["chosen"] == {"strength": chosen}
+    assert list(event["tried"].values()) == sorted(event["tried"].values(), reverse=True)
+
+
+def test_the_best_is_written(tmp_path: Path) -> None:
+    search = tuning(load_recipe("digits"), "si", 2, tmp_path, {"strength": [0.5, 2.0]})
+    search_plan(search, None, None, None)
+    said = write_chosen(search, {"si-strength-2": 91.5, "si-strength-0.5": 80.0})
+    assert said == "strength = 2.0"
+    text = search.chosen.read_text()
+    assert tomllib.loads(text) == {"methods": {"si": {"strength": 2.0}}}
+    assert "# si-strength-2: 91.50\n# si-strength-0.5: 80.00\n" in text
