@@ -29,7 +29,7 @@ lint: $(DEV) ## check style and types
 bench: $(BENCH) ## measure speed and memory against other libraries
 	$(BIN)/python benchmarks/run.py --into docs/speed.md
 
-results: $(DEV) ## make docs/results.md from the files in results/
+results: $(DEV) ## make docs/results.md and the README's figure from the files in results/
 	$(BIN)/python -m rkr.report.page results docs/results.md
 
 clean: ## remove the virtual environment, caches and builds

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rkr.errors import RkrError
+from rkr.errors import RkrError, UsageError
 from rkr.recipes import Recipe, load_recipe
 from rkr.report.metrics import Spread
-from rkr.report.results import Result, comparable, find_results
+from rkr.report.results import Result, by_recipe, comparable, find_results
 from rkr.report.tables import summarise, summary_cells, zero_shot_cells
 
 INTRODUCTION = """\
@@ -126,15 +127,33 @@ def _table(header: Sequence[str], rows: Any) -> list[str]:
     return lines + [f"| {' | '.join(map(str, row))} |" for row in rows]
 
 
+HEADLINE = ("cifar100-lenet", "cifar100-lenet-20-epochs", "digits")  # the first with several methods is shown
+
+
+def headline(results: Sequence[Result]) -> bytes:
+    """The README's figure as SVG: accuracy over tasks of the complete runs of one recipe."""
+    from rkr.report.figures import accuracy_over_tasks
+
+    complete = by_recipe(result for result in results if result.finished)
+    several = [name for name in HEADLINE if len({run.method for run in complete.get(name, [])}) > 1]
+    if not several:
+        raise UsageError(f"none of {', '.join(HEADLINE)} has complete runs of two methods")
+    with tempfile.TemporaryDirectory() as folder:
+        written = accuracy_over_tasks(complete[several[0]], Path(folder) / "headline")
+        return next(path for path in written if path.suffix == ".svg").read_bytes()
+
+
 def main() -> None:
-    """Write the page."""
+    """Write the page, and the README's figure beside it."""
     root, into = Path(sys.argv[1]), Path(sys.argv[2])
     try:
-        text = page(find_results(root))
+        results = find_results(root)
+        text, figure = page(results), headline(results)
     except RkrError as error:
         sys.exit(f"rkr: {error}")
     into.write_text(text)
-    print(f"{into}: {len(text.splitlines())} lines")
+    (into.parent / "headline.svg").write_bytes(figure)
+    print(f"{into}: {len(text.splitlines())} lines, and headline.svg")
 
 
 if __name__ == "__main__":
