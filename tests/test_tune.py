@@ -117,6 +117,22 @@ def test_from_the_command_line(
     assert list(event["tried"].values()) == sorted(event["tried"].values(), reverse=True)
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_value_that_diverges_is_left_out(
+    workers: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["tune", "digits", "--method", "l2t", "--tasks", "2", "--epochs", "1", "--threads", "1", "--json"]
+    words += ["--grid", "strength=0.1,1e30", "--workers", workers, "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["rkr", *words])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    assert exit_.value.code == 0
+    event = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert event["chosen"] == {"strength": 0.1}
+    assert event["diverged"] == ["l2t-strength-1e30"]
+    assert list(event["tried"]) == ["l2t-strength-0.1"]
+
+
 def test_the_best_is_written(tmp_path: Path) -> None:
     search = tuning(load_recipe("digits"), "si", 2, tmp_path, {"strength": [0.5, 2.0]})
     search_plan(search, None, None, None)

@@ -417,28 +417,41 @@ def tune(
 ) -> None:
     """Choose a method's options on validation samples of the first tasks, never on the test."""
     from rkr.display import choose_display
-    from rkr.experiments import STOPPED, How, run_plan
+    from rkr.experiments import STOPPED, How
     from rkr.recipes import load_recipe
-    from rkr.tune import outcome, parsed_grid, search_plan, tuning, write_chosen
+    from rkr.tune import outcome, parsed_grid, run_search, search_plan, tuning, write_chosen
 
     if tasks < 1:
         raise UsageError(f"--tasks must be at least 1, not {tasks}")
     search = tuning(load_recipe(recipe), method, tasks, out, parsed_grid(grid or ()))
     plan = search_plan(search, order, epochs, data)
     with choose_display("json" if json_ else "auto") as watch:
-        done = run_plan(plan, How(workers, threads), watch)
-    if not done:
+        done = run_search(plan, How(workers, threads), watch)
+    if done is None:
         if not json_:
             print("The same command goes on from here.")
         raise typer.Exit(STOPPED)
+    plan, diverged = done
     found = outcome(search, plan)
     chosen = write_chosen(search, found)
     if json_:
         best = next(iter(found))
-        print(json.dumps({"event": "tuned", "method": method, "chosen": search.points[best], "tried": found}))
+        print(
+            json.dumps(
+                {
+                    "event": "tuned",
+                    "method": method,
+                    "chosen": search.points[best],
+                    "tried": found,
+                    "diverged": diverged,
+                }
+            )
+        )
         return
     for name, value in found.items():
         print(f"{name}: {value:.2f} %")
+    for name in diverged:
+        print(f"{name}: training diverged")
     print(f"chosen: {chosen}; as a section for a recipe in {search.chosen}")
 
 

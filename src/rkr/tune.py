@@ -6,19 +6,25 @@ tasks only. These are ordinary runs, so they resume, run several at once, and ca
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rkr.core.files import write_atomic
-from rkr.errors import FileError, UsageError
-from rkr.experiments import Plan, choose_orders
+from rkr.atomic import write_atomic
+from rkr.engine.folder import RunFolder
+from rkr.engine.run import DIVERGED
+from rkr.errors import FileError, RkrError, UsageError
+from rkr.experiments import How, Plan, choose_orders, run_plan
 from rkr.recipes import Recipe, load_recipe
 from rkr.recipes.settings import MethodSettings
 from rkr.recipes.write import recipe_text, toml_text
 from rkr.report import metrics, read_result
+
+if TYPE_CHECKING:
+    from rkr.engine.events import Watch
 
 Grid = Mapping[str, Sequence[Any]]
 
@@ -79,6 +85,26 @@ def search_plan(search: Tuning, order: str | None, epochs: int | None, data: str
     orders = choose_orders(loaded, None, () if order is None else (order,))
     methods = tuple(search.points)
     return Plan(loaded, str(search.file), methods, orders, search.folder, epochs=epochs, data=data)
+
+
+def run_search(plan: Plan, how: How, watch: Watch) -> tuple[Plan, list[str]] | None:
+    """Run it. A value with which training diverges is none to choose, and no reason to stop: it is left out.
+
+    What is left of the plan, and the methods that diverged; None if it was interrupted.
+    """
+    diverged: list[str] = []
+    while plan.methods:
+        try:
+            return (plan, diverged) if run_plan(plan, how, watch) else None
+        except RkrError as error:
+            if DIVERGED not in str(error):
+                raise
+            open_jobs = [job for job in plan.jobs if not RunFolder(plan.folder(job)).finished]
+            named = [job.method for job in open_jobs if f"{job.method} {job.label}: {DIVERGED}" in str(error)]
+            diverged += named or [open_jobs[0].method]
+            kept = tuple(method for method in plan.methods if method not in diverged)
+            plan = dataclasses.replace(plan, methods=kept)
+    raise RkrError(f"training diverged with every value: {', '.join(diverged)}")
 
 
 def outcome(search: Tuning, plan: Plan) -> dict[str, float]:

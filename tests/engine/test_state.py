@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rkr.core.files import write_atomic
+from rkr.atomic import write_atomic
 from rkr.engine.state import load_state, save_state
 from rkr.errors import FileError
 

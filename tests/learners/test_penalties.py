@@ -27,6 +27,10 @@ from rkr.learners.lwf import Lwf
 from rkr.learners.progress_compress import Lateral, ProgressCompress
 from rkr.learners.si import SynapticIntelligence
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Using padding='same'"),
+    pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad"),
+]
 CLASSES = (3, 2, 4)
 SAMPLES = 12
 
@@ -745,7 +749,8 @@ def test_normalisation_of_each_task() -> None:
         learner.end(reader(task))
         kept.append(state(norm.norms[-1]))
         assert len({float(own["running_mean"][0]) for own in kept}) == len(kept)
-    norm.train()
+    learner.train()
+    assert [own.training for own in norm.norms] == [False, False, True]
     x = torch.randn(6, 16, 4, 4, dtype=torch.float64)
     for number in range(3):
         learner.eval()

@@ -6,11 +6,9 @@ where it does not belong. Nothing is ever unpickled.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
-import secrets
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,6 +20,7 @@ from safetensors.torch import load as decode_tensors
 from safetensors.torch import save as encode_tensors
 from torch import Tensor, nn
 
+from rkr.atomic import write_atomic
 from rkr.core.state import TaskState, is_statistic
 from rkr.errors import FileError, UsageError
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = "1"
 SUFFIX = ".safetensors"
-TEMPORARY = ".rkr-"
 PathLike = str | os.PathLike[str]
 
 # ---------------------------------------------------------------------------------------------------------
@@ -95,31 +93,6 @@ def as_path(path: PathLike) -> Path:
         return Path(path)
     except TypeError:
         raise UsageError(f"a file or folder needs a path, not {path!r}") from None
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write a file so that a kill at any moment leaves the old content or the new: temporary file, fsync, rename."""
-    temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(8)}.tmp"
-    renamed = False
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        renamed = True
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except (OSError, ValueError) as error:  # ValueError: a name that no file system takes
-        raise FileError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
-    finally:
-        if not renamed:
-            with contextlib.suppress(OSError, ValueError):
-                temporary.unlink()
 
 
 def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:

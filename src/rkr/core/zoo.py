@@ -17,10 +17,10 @@ from urllib.parse import quote
 
 from torch import nn
 
+from rkr.atomic import TEMPORARY, write_atomic
 from rkr.core.files import (
     FORMAT_VERSION,
     SUFFIX,
-    TEMPORARY,
     PathLike,
     as_path,
     base_fingerprint,
@@ -32,7 +32,6 @@ from rkr.core.files import (
     encode_task,
     load_task,
     trained_keys,
-    write_atomic,
 )
 from rkr.core.options import Options
 from rkr.errors import FileError, RkrError, UsageError

@@ -18,7 +18,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from rkr.core.files import TEMPORARY, write_atomic
+from rkr.atomic import TEMPORARY, write_atomic
 from rkr.engine.state import load_state, save_state
 from rkr.errors import FileError, UsageError
 

@@ -34,6 +34,7 @@ from rkr.tasks import Augment, Batches, Stream
 from rkr.tasks.task import Samples, joined
 
 PROGRESS_SECONDS = 0.25
+DIVERGED = "training diverged"  # how the error begins
 SAME_SIGNAL_SECONDS = 1.0
 
 
@@ -292,8 +293,7 @@ class Run:
         loss, accuracy = loss / images, None if math.isnan(hits) else hits / images
         if not math.isfinite(loss):
             raise RkrError(
-                f"training diverged: the loss of task {name!r} is {loss} in epoch {at.epoch + 1}; "
-                "choose a lower learning rate"
+                f"{DIVERGED}: the loss of task {name!r} is {loss} in epoch {at.epoch + 1}; choose a lower learning rate"
             )
         line = {"event": "epoch", "number": at.number + 1, "task": name, "phase": phase.name, "epoch": at.epoch}
         self._append(self.folder.results, {**line, "loss": loss, "accuracy": accuracy, "lr": lr})

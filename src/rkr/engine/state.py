@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from rkr.core.files import FORMAT_VERSION, decode, encode, write_atomic
+from rkr.atomic import write_atomic
+from rkr.core.files import FORMAT_VERSION, decode, encode
 from rkr.errors import FileError
 
 KIND = "rkr-state"

@@ -20,7 +20,8 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from rkr.core.files import FORMAT_VERSION, TEMPORARY, check_tensors, decode, encode, write_atomic
+from rkr.atomic import TEMPORARY, write_atomic
+from rkr.core.files import FORMAT_VERSION, check_tensors, decode, encode
 from rkr.errors import FileError, UsageError
 
 KIND = "rkr-features"

@@ -18,13 +18,15 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call, grad, vmap
 
 from rkr.errors import UsageError
 from rkr.learners.learner import ReadSamples, evaluating
 
 ESTIMATORS = ("exact", "sampled", "empirical", "batched")
-CHUNK = 64  # samples whose gradients are in memory at once
+CHUNK = 128  # samples that go through the network at once
+IN_CACHE = 1 << 20  # numbers that a convolution may spread its inputs into
 
 
 def fisher(
@@ -141,13 +143,13 @@ class PerSampleSquares:
                 self._layers.append(layer)
                 known |= own
         self.others = [i for i, p in enumerate(parameters) if id(p) not in known]
-        self._calls: list[tuple[nn.Module, Tensor, Tensor]] = []
+        self._calls: list[tuple[nn.Module, Tensor, GradientEdge]] = []
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
 
     def __enter__(self) -> PerSampleSquares:
-        def remember(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            self._calls.append((layer, inputs[0].detach(), output))
-            return output.clone()  # what comes next may write into it
+        def remember(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            # Not the output itself: what comes next may write into it.
+            self._calls.append((layer, inputs[0].detach(), get_gradient_edge(output)))
 
         self._handles = [layer.register_forward_hook(remember) for layer in self._layers]
         return self
@@ -159,8 +161,7 @@ class PerSampleSquares:
 
     def add(self, total: Tensor, batch: int, sums: list[Tensor], keep: bool = False) -> None:
         """Add the squares of the gradients of a sum over `batch` samples."""
-        outputs = [output for _, _, output in self._calls]
-        grads = torch.autograd.grad(total, outputs, retain_graph=keep, allow_unused=True)
+        grads = torch.autograd.grad(total, [edge for _, _, edge in self._calls], retain_graph=keep, allow_unused=True)
         if len({id(layer) for layer, _, _ in self._calls}) < len(self._calls):
             raise UsageError("a layer is used twice in one pass: the Fisher information of its weights is not known")
         for (layer, x, _), g in zip(self._calls, grads, strict=True):
@@ -194,10 +195,14 @@ def _squares(layer: nn.Module, x: Tensor, g: Tensor) -> list[tuple[Tensor, Tenso
         if layer.bias is not None:
             found.append((layer.bias, of_bias.square().sum(0)))
     elif isinstance(layer, nn.Conv2d):
-        windows = _windows(layer, x)  # (B, P, h w I)
-        of_weight = g.permute(0, 2, 3, 1).flatten(1, 2).transpose(1, 2) @ windows  # (B, O, h w I)
-        square = of_weight.square().sum(0).view(-1, *layer.kernel_size, layer.in_channels)
-        found.append((layer.weight, square.permute(0, 3, 1, 2)))
+        some = max(1, IN_CACHE // (g[0, 0].numel() * layer.weight[0].numel()))  # samples at a time
+        square = layer.weight.new_zeros(layer.out_channels, layer.weight[0].numel())
+        for own, of_output in zip(x.split(some), g.split(some), strict=True):
+            outputs = of_output.permute(0, 2, 3, 1).flatten(1, 2)  # (B, P, O)
+            of_weight = outputs.transpose(1, 2) @ _windows(layer, own)  # (B, O, h w I)
+            square += of_weight.square().sum(0)
+        shape = (-1, *layer.kernel_size, layer.in_channels)
+        found.append((layer.weight, square.view(shape).permute(0, 3, 1, 2)))
         if layer.bias is not None:
             found.append((layer.bias, g.sum((2, 3)).square().sum(0)))
     else:

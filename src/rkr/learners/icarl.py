@@ -2,74 +2,36 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from rkr.learners.learner import (
-    ONE_PASS,
-    MakeNetwork,
-    OneNetwork,
-    Outcome,
-    ReadSamples,
-    SeenTask,
-    decay_groups,
-    nbytes,
-)
+from rkr.learners.distillation import Taught
+from rkr.learners.learner import MakeNetwork, Outcome, ReadSamples, SeenTask
 from rkr.learners.memory import Memory, class_features, herd
 
 
-class Rehearsing(OneNetwork):
+class Rehearsing(Taught):
     """One network that is trained on the new task and on exemplars of earlier ones, beside a copy of what it was.
 
     Batch normalisation is shared: a batch has samples of all tasks. Until a task is learned, the exemplars of earlier
     ones have the whole memory.
     """
 
-    bn_choices: ClassVar[tuple[str, ...]] = ONE_PASS
-    teacher: nn.Module | None
-
     def __init__(self, make: MakeNetwork, head: str, *, memory: int = 2000, bn: str = "shared") -> None:
         super().__init__(make, head, bn=bn)
         self.memory = Memory(memory)
         self.sample_bytes = 0  # of one image; known when images are seen
-        self.register_module("teacher", None)
 
     def begin(self, task: SeenTask) -> None:
-        if task.number:
-            self.select(None)
-            self.teacher = copy.deepcopy(self.network).requires_grad_(False)
         super().begin(task)
         self.memory.begin(task.classes)
-
-    def train(self, mode: bool = True) -> Rehearsing:
-        """The copy answers as it did."""
-        super().train(mode)
-        if self.teacher is not None:
-            self.teacher.eval()
-        return self
 
     def rehearse(self, images: Sequence[int]) -> Mapping[int, Tensor | None]:
         kept: dict[int, Tensor | None] = {t.number: self.memory.of_task(t.number) for t in self.seen[:-1]}
         return {**kept, self.task.number: None}
-
-    def groups(self) -> list[dict[str, Any]]:
-        return decay_groups(self.network)  # old heads are trained too
-
-    def logits(self, x: Tensor) -> Tensor:
-        """Over the classes of all tasks so far, (B, C)."""
-        self.select(None)
-        return self.network(x)
-
-    @torch.no_grad()
-    def wanted(self, x: Tensor) -> Tensor:
-        """What the copy answers, over the classes of earlier tasks."""
-        assert self.teacher is not None
-        return self.teacher(x)
 
     @torch.no_grad()
     def features(self, x: Tensor) -> Tensor:
@@ -101,8 +63,7 @@ class Rehearsing(OneNetwork):
         return torch.cat(features), torch.cat(labels)
 
     def extra_bytes(self) -> int:
-        copied = 0 if self.teacher is None else nbytes(self.teacher)
-        return copied + len(self.memory) * self.sample_bytes
+        return super().extra_bytes() + len(self.memory) * self.sample_bytes
 
 
 class Icarl(Rehearsing):

@@ -26,8 +26,8 @@ import torch.nn.functional as F
 from safetensors.torch import save as encode_tensors
 from torch import Tensor, nn
 
+from rkr.atomic import write_atomic
 from rkr.core.cost import multiply_adds
-from rkr.core.files import write_atomic
 from rkr.errors import UsageError
 
 MakeNetwork = Callable[[], nn.Module]

@@ -5,19 +5,17 @@ CSV has fractions in full precision and empty fields for what is unknown; LaTeX 
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import os
 import re
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rkr.errors import FileError
+from rkr.atomic import write_atomic
 from rkr.report.metrics import Spread
 from rkr.report.results import Result, comparable
 from rkr.report.tables import NOTHING, Paper, Summary, summarise, summary_cells, zero_shot_cells
@@ -51,7 +49,7 @@ def write_tables(
                 stem += "_"  # names that differ only in what a file cannot be called
             for ending, text in (("md", markdown(sheet)), ("csv", comma_separated(sheet)), ("tex", latex(sheet))):
                 path = folder / f"{stem}.{ending}"
-                _write(path, text)
+                write_atomic(path, text.encode(), durable=False)
                 written.append(path)
     return written
 
@@ -180,17 +178,3 @@ _TEX = str.maketrans(
 def _tex(cell: str) -> str:
     text = " ".join(cell.split()).translate(_TEX)
     return re.sub(r"^-(?=\d)", "$-$", text)
-
-
-def _write(path: Path, text: str) -> None:
-    """By a rename, so that a reader never meets half a file."""
-    temporary = path.with_name(f".rkr-{secrets.token_hex(8)}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(text.encode())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise FileError(f"{path}: cannot be written: {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()

@@ -12,7 +12,6 @@ import io
 import math
 import os
 import re
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -26,7 +25,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from rkr.errors import FileError, UsageError
+from rkr.atomic import write_atomic
+from rkr.errors import UsageError
 from rkr.report import metrics
 from rkr.report.looks import look_of
 from rkr.report.results import Result, Top, by_method
@@ -364,15 +364,6 @@ def _write(figure: Figure, path: str | os.PathLike[str]) -> list[Path]:
         content = io.BytesIO()
         figure.savefig(content, format=kind, metadata={"Date": None} if kind == "svg" else None)
         target = path.with_name(f"{path.name}.{kind}")
-        temporary = path.with_name(f".rkr-{secrets.token_hex(8)}.tmp")
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(content.getvalue())
-            os.replace(temporary, target)
-        except OSError as error:
-            raise FileError(f"{target}: cannot be written: {error.strerror or error}") from error
-        finally:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
+        write_atomic(target, content.getvalue(), durable=False)
         written.append(target)
     return written

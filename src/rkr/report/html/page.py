@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import json
 import os
 import re
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -19,7 +17,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 import rkr
-from rkr.errors import FileError, UsageError
+from rkr.atomic import write_atomic
+from rkr.errors import UsageError
 from rkr.report.export import write_tables
 from rkr.report.html.data import EXPLAINED, Group, details, document, grouped, headline, proofs, runs_table
 from rkr.report.results import Result
@@ -61,7 +60,8 @@ def write_report(
         raise UsageError(f"{where}: no run that has learned a task" + (f" ({reasons})" if reasons else ""))
     out = Path(out)
     groups = grouped(found.results)
-    page = _write(out / "index.html", render(groups, found.skipped, title))
+    page = out / "index.html"
+    write_atomic(page, render(groups, found.skipped, title).encode("utf-8", "replace"), durable=False)
     tables, drawn = [], []
     recipes = [group.results[0].recipe for group in groups]
     for group, recipe in zip(groups, recipes, strict=True):
@@ -245,18 +245,3 @@ GLOSSARY = [
     ("AOPD, MOPD", "Mean and maximum over class groups of the difference between the best and the worst order."),
     *((name, EXPLAINED[name] + ".") for name in ("inferred", "top-5", "capacity", "bytes", "s/epoch", "identical")),
 ]
-
-
-def _write(path: Path, text: str) -> Path:
-    """By a rename, so that a reader never meets half a page."""
-    temporary = path.with_name(f".rkr-{secrets.token_hex(8)}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(text.encode("utf-8", "replace"))
-        os.replace(temporary, path)
-    except OSError as error:
-        raise FileError(f"{path}: cannot be written: {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-    return path
