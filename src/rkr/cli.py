@@ -305,7 +305,7 @@ def reproduce(
     from rkr.reproduce import exhibit_names, load_exhibit
 
     if list_all or exhibit is None:
-        _list_exhibits([load_exhibit(name) for name in exhibit_names()], out, data, json_)
+        _list_exhibits([load_exhibit(name) for name in exhibit_names()], out, data, quick, json_)
         return
     chosen = load_exhibit(exhibit)
     if runs is not None and runs < 1:
@@ -333,14 +333,15 @@ def _run_exhibit(plans: list[Plan], workers: int, threads: int | None, json_: bo
             print(f"figures: {plan.root / 'figures'}")
 
 
-def _list_exhibits(exhibits: list[Exhibit], out: Path, data: str | None, json_: bool) -> None:
+def _list_exhibits(exhibits: list[Exhibit], out: Path, data: str | None, quick: bool, json_: bool) -> None:
     from rich.table import Table
 
     from rkr.reproduce import state_of
 
     rows: list[dict[str, Any]] = []
     for exhibit in exhibits:
-        state = state_of(exhibit, out, data)
+        state = state_of(exhibit, out, data, quick)
+        minutes = exhibit.quick.minutes if quick else exhibit.minutes
         rows.append(
             {
                 "name": exhibit.name,
@@ -348,7 +349,7 @@ def _list_exhibits(exhibits: list[Exhibit], out: Path, data: str | None, json_: 
                 "where": exhibit.where,
                 "recipes": list(exhibit.recipes),
                 "data": state.data,
-                "hours": round(exhibit.minutes * (state.of - state.done) / 60, 1),
+                "hours": round(minutes * (state.of - state.done) / 60, 1),
                 "done": state.done,
                 "of": state.of,
             }
@@ -365,17 +366,21 @@ def _list_exhibits(exhibits: list[Exhibit], out: Path, data: str | None, json_: 
         table.add_row(row["name"], row["title"], ", ".join(row["recipes"]), row["data"], time_left, done)
     console = _console()
     console.print(table)
-    print("* about, on one core, for the paper's schedule and number of runs; see --quick and --runs")
+    schedule = "shortened schedules, one run of each method" if quick else "the paper's schedule and number of runs"
+    print(f"* about, on one core, for {schedule}; see --quick and --runs")
 
 
 def _show_exhibit(exhibit: Exhibit, out: Path, quick: bool, json_: bool) -> None:
     from rich.table import Table
 
-    from rkr.reproduce import lines
+    from rkr.reproduce import shown
 
-    found = lines(exhibit, out, quick)
+    found = shown(exhibit, out, quick)
     if json_:
-        print(json.dumps({"event": "exhibit", "name": exhibit.name, "lines": [line.to_json() for line in found]}))
+        label = exhibit.quick.model_dump(include={"epochs", "limit"}) if quick else None
+        rows = [line.to_json() for line in found.lines]
+        about = {"quick": label, "notes": list(exhibit.notes), "left_out": list(found.left_out)}
+        print(json.dumps({"event": "exhibit", "name": exhibit.name, **about, "lines": rows}))
         return
     title = f"{exhibit.title} ({exhibit.where})"
     changed = f"quick: {exhibit.quick.epochs} epochs, at most {exhibit.quick.limit} training samples of a class"
@@ -384,11 +389,13 @@ def _show_exhibit(exhibit: Exhibit, out: Path, quick: bool, json_: bool) -> None
         table.add_column(
             name, overflow="fold", justify="right" if name in ("paper", "ours", "difference", "n") else "left"
         )
-    for line in found:
+    for line in found.lines:
         table.add_row(*line.cells)
     _console().print(table)
     for note in exhibit.notes:
         print(f"note: {note}")
+    for reason in found.left_out:
+        print(f"left out: {reason}")
 
 
 def _console() -> Console:

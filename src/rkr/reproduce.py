@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from rkr.core.model import RectifiedModel
-from rkr.errors import FileError, UsageError
+from rkr.errors import UsageError
 from rkr.experiments import Plan, choose_orders
 from rkr.recipes import Recipe, load_recipe
 from rkr.recipes.load import parsed
 from rkr.recipes.messages import choose, in_words
 from rkr.recipes.settings import List, PaperNumber, Positive, Settings
-from rkr.report import Result, find_results, metrics
+from rkr.report import Result, metrics
 from rkr.report.metrics import Spread, spread
 from rkr.report.protocol import require_one_protocol
+from rkr.report.scan import scan
 from rkr.report.statistics import verdict
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Quick(Settings):
 
     epochs: Positive
     limit: Positive  # training samples of a class
+    minutes: int  # about, for the longest run on one core
 
 
 class Exhibit(Settings):
@@ -111,11 +113,11 @@ class State:
     data: str  # "here", "downloads itself", or what is missing
 
 
-def state_of(exhibit: Exhibit, out: Path, data: Data = None) -> State:
+def state_of(exhibit: Exhibit, out: Path, data: Data = None, quick: bool = False) -> State:
     """Look at run folders and data, without loading either."""
     from rkr.tasks import missing_data
 
-    plans = exhibit.plans(out)
+    plans = exhibit.plans(out, quick=quick)
     done = sum(_finished(plan.folder(job)) for plan in plans for job in plan.jobs)
     lacks = [missing_data(plan.recipe.stream.needs, data) for plan in plans]
     return State(done, sum(len(plan.jobs) for plan in plans), next((lack for lack in lacks if lack), "here"))
@@ -138,97 +140,165 @@ def _finished(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class Line:
-    """One printed number, and what came out. All in percent."""
+    """One number: what the paper prints, and what came out. All in percent."""
 
     recipe: str
     method: str
     metric: str
     task: str  # where the number is of one task; "" else
     order: str  # where it is of one order; "" else
-    paper: float
+    paper: float | None  # None where the paper has a figure without numbers
     half_width: float | None  # of the paper's 95 % interval
     ours: Spread | None
     verdict: str
 
     @property
     def difference(self) -> float | None:
-        return None if self.ours is None else self.ours.mean - self.paper
+        return None if self.ours is None or self.paper is None else self.ours.mean - self.paper
 
     @property
     def cells(self) -> tuple[str, ...]:
         """As a row of a table: recipe, method, number, paper, ours, difference, n, verdict."""
         number = " ".join(filter(None, [self.metric, self.task, self.order]))
-        digits = 2 if self.paper >= 1 or self.paper == 0 else 5
-        paper = f"{self.paper:.{digits}f}" + ("" if self.half_width is None else f" ± {self.half_width:.2f}")
-        if self.ours is None or self.difference is None:
-            return (self.recipe, self.method, number, paper, "–", "–", "–", self.verdict)
-        ours = f"{self.ours.mean:.{digits}f}"
-        ours += "" if self.ours.half_width is None else f" ± {self.ours.half_width:.2f}"
-        n = "counted" if self.metric in COUNTED else str(self.ours.n)
-        return (self.recipe, self.method, number, paper, ours, f"{self.difference:+.{digits}f}", n, self.verdict)
+        n = "–" if self.ours is None else "counted" if self.metric in COUNTED else str(self.ours.n)
+        ours = None if self.ours is None else self.ours.mean
+        ours_half = None if self.ours is None else self.ours.half_width
+        difference = self._shown(self.difference, sign="+")
+        paper, own = self._shown(self.paper, self.half_width), self._shown(ours, ours_half)
+        return (self.recipe, self.method, number, paper, own, difference, n, self.verdict)
+
+    def _shown(self, value: float | None, half_width: float | None = None, sign: str = "") -> str:
+        """A number, with as many decimals as its kind needs."""
+        if value is None:
+            return "–"
+        digits = 5 if self.metric == "multiply-adds" else 4 if self.metric == "parameters per task" else 2
+        text = f"{value:{sign}.{digits}f}"
+        if float(text) == 0:
+            text = text.replace("-", "").replace("+", "")
+        return text if half_width is None else f"{text} ± {half_width:.{digits}f}"
 
     def to_json(self) -> dict[str, object]:
         """As plain values."""
         return {**asdict(self), "difference": self.difference}
 
 
-def lines(exhibit: Exhibit, out: Path, quick: bool = False) -> list[Line]:
-    """All printed numbers of an exhibit with the runs that are complete."""
+@dataclass(frozen=True)
+class Shown:
+    """An exhibit with what there is."""
+
+    lines: tuple[Line, ...]
+    left_out: tuple[str, ...]  # run folders that cannot be read, with the reason
+
+
+def shown(exhibit: Exhibit, out: Path, quick: bool = False) -> Shown:
+    """All printed numbers of an exhibit, and those that the paper draws without printing them, with complete runs."""
     found: list[Line] = []
+    left_out: list[str] = []
     plans = {plan.recipe.name: plan for plan in exhibit.plans(out, quick=quick)}
     for name in exhibit.recipes:
-        recipe = load_recipe(name)
-        runs = _runs(plans[name].root) if name in plans else []
-        for number in recipe.paper:
-            if exhibit.train or number.metric == "capacity":
-                found += _compared(recipe, number, runs, quick)
-    return found
+        recipe, plan = load_recipe(name), plans.get(name)
+        runs: list[Result] = []
+        if plan is not None and plan.root.is_dir():
+            seen = scan(plan.root)
+            runs = seen.results
+            left_out += [f"{skipped.path}: {skipped.reason}" for skipped in seen.skipped]
+        beside = _Beside(recipe, plan, runs)
+        printed = [number for number in recipe.paper if exhibit.train or number.metric == "capacity"]
+        for number in printed:
+            found += beside.lines(number)
+        if exhibit.train:
+            main = "H" if recipe.zero_shot else "average accuracy"
+            known = {number.method for number in printed if number.metric in (main, "top-5 running mean")}
+            found += [beside.drawn(method) for method in recipe.methods if method not in known]
+    return Shown(tuple(found), tuple(left_out))
 
 
-def _runs(root: Path) -> list[Result]:
-    try:
-        return [result for result in find_results(root) if result.finished]
-    except FileError:
-        return []
+class _Beside:
+    """The runs of a recipe, beside the numbers that the paper prints for it."""
 
+    def __init__(self, recipe: Recipe, plan: Plan | None, runs: Sequence[Result]) -> None:
+        self.recipe, self.plan, self.runs = recipe, plan, runs
 
-def _compared(recipe: Recipe, number: PaperNumber, runs: Sequence[Result], quick: bool) -> Iterator[Line]:
-    printed = recipe.published(number.method, number.metric, number.order)
-    if printed is None:
-        return
-    own = [run for run in runs if run.method == number.method and number.order in (None, run.order)]
-    if number.order is None and len(recipe.orders) > 1 and recipe.zero_shot:
-        own = [run for run in own if run.order == str(recipe.orders[0])]
-    values = printed if isinstance(printed, tuple) else (printed,)
-    for i, value in enumerate(values):
-        ours = _ours(recipe, number, own, i)
+    def lines(self, number: PaperNumber) -> Iterator[Line]:
+        """The lines of a printed number, one for each task where it is of tasks."""
+        recipe = self.recipe
+        printed = recipe.published(number.method, number.metric, number.order)
+        if printed is None:
+            return
+        own = [run for run in self.runs if run.method == number.method and number.order in (None, run.order)]
+        if number.order is None and len(recipe.orders) > 1 and recipe.zero_shot:
+            own = [run for run in own if run.order == str(recipe.orders[0])]
+        values = printed if isinstance(printed, tuple) else (printed,)
         half_width = number.spread if number.over is None else None
-        why = "other schedule" if quick and number.metric not in COUNTED else ""
+        for i, value in enumerate(values):
+            ours = self._ours(number, own, i)
+            said = self._verdict(number, own, ours, value, half_width)
+            task = own[0].tasks[i] if own and len(values) > 1 else str(i + 1) if len(values) > 1 else ""
+            order = number.order or ""
+            yield Line(recipe.name, number.method, number.metric, task, order, value, half_width, ours, said)
+
+    def drawn(self, method: str) -> Line:
+        """What the paper shows in a figure only: ours, without a number beside it."""
+        own = [run for run in self.runs if run.method == method]
+        number = PaperNumber(method=method, value=0.0, where="a figure")
+        ours = self._ours(number, own, 0)
+        said = self._state(own) if ours is None else "the paper prints no number"
+        return Line(self.recipe.name, method, number.metric, "", "", None, None, ours, said)
+
+    def _ours(self, number: PaperNumber, runs: Sequence[Result], i: int) -> Spread | None:
+        """What we have for a printed number; `i` is the task where it is of one."""
+        if number.metric in COUNTED:
+            counted = _counted(self.recipe.name, number.method)
+            return None if counted is None or number.metric not in counted else spread([counted[number.metric]])
+        finished = [run for run in runs if run.finished]
+        if not finished:
+            return None
+        require_one_protocol(finished)
+        return spread([100 * _measured(run, number.metric, i) for run in finished])
+
+    def _verdict(
+        self, number: PaperNumber, runs: Sequence[Result], ours: Spread | None, value: float, half_width: float | None
+    ) -> str:
         if ours is None:
-            said = "not run"
-        elif number.metric in COUNTED and round(ours.mean, _decimals(value)) == value:
-            said = "the same to the printed digit"
-        else:
-            said = verdict(ours, value, half_width, comparable=not why, why=why)
-        task = own[0].tasks[i] if own and len(values) > 1 else str(i + 1) if len(values) > 1 else ""
-        yield Line(recipe.name, number.method, number.metric, task, number.order or "", value, half_width, ours, said)
+            return self._state(runs, number.method)
+        if number.metric in COUNTED:
+            same = round(ours.mean, _decimals(value)) == value
+            return "the same to the printed digit" if same else verdict(ours, value)
+        changed = next((fields for run in runs if run.finished and (fields := self._changed(run))), "")
+        return verdict(ours, value, half_width, comparable=not changed, why=changed)
+
+    def _state(self, runs: Sequence[Result], method: str = "") -> str:
+        """Why there is no number of ours."""
+        begun = [f"{run.done} of {len(run.tasks)} tasks" for run in runs if not run.finished]
+        if begun:
+            return f"not finished: {', '.join(begun)}"
+        try:
+            self.recipe.method(method or next(iter(self.recipe.methods)))
+        except UsageError:
+            return "no such method here"
+        return "not run"
+
+    def _changed(self, run: Result) -> str:
+        """What a run does otherwise than the recipe, and so the paper."""
+        assert self.plan is not None
+        if self.plan.epochs is not None or self.plan.limit is not None:
+            return "other schedule"
+        order = int(run.order) if run.order.isdecimal() else run.order
+        wanted = self.recipe.resolved(run.method, order, seed=run.seed)
+        found = []
+        for part in ("stream", "network", "training"):
+            there = run.settings.get(part)
+            if isinstance(there, dict):
+                found += [
+                    f"{part}.{key}" for key, value in wanted[part].items() if key in there and there[key] != value
+                ]
+        return "other " + ", ".join(found) if found else ""
 
 
 def _decimals(value: float) -> int:
     """How many of a printed number there are; 113.0 has none."""
     mantissa, _, exponent = repr(value).removesuffix(".0").partition("e")
     return len(mantissa.partition(".")[2]) - int(exponent or 0)
-
-
-def _ours(recipe: Recipe, number: PaperNumber, runs: Sequence[Result], i: int) -> Spread | None:
-    """What we have for a printed number; `i` is the task where it is of one."""
-    if number.metric in COUNTED:
-        counted = _counted(recipe.name, number.method)
-        return None if counted is None or number.metric not in counted else spread([counted[number.metric]])
-    if not runs:
-        return None
-    require_one_protocol(runs)
-    return spread([100 * _measured(run, number.metric, i) for run in runs])
 
 
 def _measured(run: Result, metric: str, i: int) -> float:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import rkr.core.files
+import rkr.atomic
 import rkr.engine.folder
 from rkr.engine import Experiment, Run
 from rkr.engine.events import Event
@@ -237,5 +237,5 @@ def faults(at: int, kind: str) -> None:
         return _Faulty(file, fault) if mode[0] in "axw" else file
 
     os.fsync, os.replace = faulty_fsync, faulty_replace
-    for module in (rkr.core.files, rkr.engine.folder):
+    for module in (rkr.atomic, rkr.engine.folder):
         module.open = faulty_open  # type: ignore[attr-defined]

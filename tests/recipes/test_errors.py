@@ -209,7 +209,7 @@ def message(path: Path) -> str:
             "bn = 'shared'",
             "methods.mine.bn: must be one of 'auto', 'per_task', 'stats', 'affine', 'frozen', not 'shared'",
         ),
-        ('learner = "rkr"', 'learner = "finetune"', "methods.mine.rank: finetune has no such option; it has none"),
+        ('learner = "rkr"', 'learner = "finetune"', "methods.mine.rank: finetune has no such option; choose one of bn"),
         (METHODS, "[methods]\n", "methods: must not be empty"),
         (METHODS, "[methods]\nrkr = 4\n", "methods.rkr: must be a table, not 4"),
         # the paper's numbers

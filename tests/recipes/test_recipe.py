@@ -55,7 +55,8 @@ def test_every_number_that_can_be_counted_is_what_the_network_gives() -> None:
     checked = 0
     for recipe in list_recipes():
         for number in recipe.paper:
-            counted_here = number.metric in ("parameters per task", "capacity") and number.method in METHODS
+            rectifying = number.method in METHODS and "rank" in METHODS[number.method].options
+            counted_here = number.metric in ("parameters per task", "capacity") and rectifying
             if not counted_here or recipe.zero_shot:  # those are in tests/learners/test_zeroshot.py
                 continue
             options = recipe.resolved(number.method, 0)["options"]
@@ -164,6 +165,7 @@ def test_stream_of_digits() -> None:
 def test_streams_of_two_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which sources are loaded, and how many tasks become of them."""
     from rkr import tasks
+    from rkr.tasks import streams
 
     calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
     for name in ("load_source", "split", "split_cifar", "mnist_then"):
@@ -171,6 +173,8 @@ def test_streams_of_two_sources(monkeypatch: pytest.MonkeyPatch) -> None:
         def stand_in(*given: Any, _name: str = name, **named: Any) -> str:
             calls.append((_name, given, named))
             return str(given[0])
+
+        monkeypatch.setattr(streams, "narrowed", lambda stream, first, on_validation: stream)
 
         monkeypatch.setattr(tasks, name, stand_in)
     cut = {"validation": 0.0, "limit": None, "seed": 0}
@@ -218,6 +222,8 @@ def test_own_recipe(write: Write) -> None:
         "source": "cifar100",
         "tasks": 10,
         "validation": 0.0,
+        "part": "test",
+        "first": None,
         "limit": 50,
         "seed": 0,
         "options": {},

@@ -12,7 +12,7 @@ from rkr.errors import UsageError
 from rkr.learners import METHODS, ZERO_SHOT_METHODS
 from rkr.networks import CadaVae
 from rkr.recipes import Recipe, load_recipe
-from rkr.recipes.settings import ZeroShotSettings
+from rkr.recipes.settings import StreamSettings, ZeroShotSettings
 
 PAPER = ("gzsl", "gzsl-components", "gzsl-first-task", "gzsl-init", "gzsl-rank")
 SEVEN = ["base", "sft", "l1", "l2", "lzsl", "rkr", "original"]
@@ -139,8 +139,9 @@ def test_the_validation_part() -> None:
     assert held_out.stream.part == "validation"
     assert held_out.classifier == recipe.classifier
     assert (held_out.paper, held_out.chooses_epochs) == ((), False)
-    with pytest.raises(UsageError, match="digits: only zero-shot recipes have a validation part"):
-        load_recipe("digits").on_validation()
+    images = load_recipe("digits").on_validation().stream
+    assert isinstance(images, StreamSettings)
+    assert (images.part, images.validation) == ("validation", 0.2)
     assert not load_recipe("digits").chooses_epochs
 
 
@@ -197,7 +198,7 @@ values = [63.64, 48.36]
 where = "a table"
 """
 CLASSIFIER_KEYS = "epochs, longest, seen, unseen, source, batch, lr, betas"
-STREAM_KEYS = "kind, datasets, features, embedding, scaler, part, limit, seed"
+STREAM_KEYS = "kind, datasets, features, embedding, scaler, part, first, limit, seed"
 Write = Callable[..., Path]
 
 

@@ -113,6 +113,8 @@ def test_the_fields_of_a_run(made):
         "split.classes": 2,
         "split.validation": 0.0,
         "split.limit": None,
+        "split.part": "test",
+        "split.first": None,
         "order": "published, A to E",
         "network.name": "lenet",
         "network.classes": 6,

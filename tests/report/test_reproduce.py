@@ -13,7 +13,7 @@ from rkr import cli
 from rkr.errors import UsageError
 from rkr.experiments import Plan
 from rkr.recipes import load_recipe
-from rkr.reproduce import Line, exhibit_names, lines, load_exhibit, state_of
+from rkr.reproduce import Exhibit, Line, exhibit_names, load_exhibit, shown, state_of
 
 PAPER = {
     "encoder-memory",
@@ -33,6 +33,10 @@ PAPER = {
     "table-rank",
 }
 TEN = [[0.6 + 0.01 * j for j in range(i + 1)] for i in range(10)]  # 64.5 % at the end
+
+
+def lines(exhibit: Exhibit, out: Path, quick: bool = False) -> list[Line]:
+    return list(shown(exhibit, out, quick).lines)
 
 
 def found(rows: list[Line], **wanted: str) -> Line:
@@ -81,7 +85,7 @@ def test_the_runs_are_the_papers(tmp_path: Path) -> None:
     assert jobs("table-lenet", quick=True) == (methods, {"A"}, {0})
     assert load_exhibit("encoder-memory").plans(tmp_path) == []
     (quick,) = load_exhibit("table-lenet").plans(tmp_path, quick=True)
-    assert quick.root.name == "cifar100-lenet-3-epochs-limit-50"
+    assert quick.root.name == "cifar100-lenet-2-epochs-limit-500"
 
 
 def test_the_paper_beside_ours(run_folder: Callable[..., Path], tmp_path: Path) -> None:
@@ -104,7 +108,7 @@ def test_the_paper_beside_ours(run_folder: Callable[..., Path], tmp_path: Path) 
 
 
 def test_a_quick_run_is_not_comparable(run_folder: Callable[..., Path], tmp_path: Path) -> None:
-    run_folder(TEN, recipe="cifar100-lenet-3-epochs-limit-50", method="rkr", order="A")
+    run_folder(TEN, recipe="cifar100-lenet-2-epochs-limit-500", method="rkr", order="A")
     rows = lines(load_exhibit("table-lenet"), tmp_path / "runs", quick=True)
     line = found(rows, method="rkr", metric="average accuracy")
     assert line.ours is not None
@@ -115,7 +119,35 @@ def test_a_quick_run_is_not_comparable(run_folder: Callable[..., Path], tmp_path
 def test_printed_differences_become_numbers(tmp_path: Path) -> None:
     rows = lines(load_exhibit("forward-transfer"), tmp_path)
     assert found(rows, method="rkr-random").paper == pytest.approx(87.6 - 1.45)
-    assert [line.paper for line in lines(load_exhibit("mnist-first"), tmp_path)] == []  # only a gap is printed
+    (line,) = lines(load_exhibit("mnist-first"), tmp_path)  # only a gap is printed
+    assert (line.method, line.paper, line.verdict) == ("rkr", None, "not run")
+
+
+def test_what_the_paper_only_draws(run_folder: Callable[..., Path], tmp_path: Path) -> None:
+    run_folder(TEN[:6], recipe="split-cifar-resnet32", method="rkr", order=0)
+    (line,) = lines(load_exhibit("figure-split-cifar"), tmp_path / "runs")
+    assert line.ours is not None
+    assert (line.paper, line.ours.mean) == (None, pytest.approx(62.5))
+    assert line.cells[3:] == ("–", "62.50", "–", "1", "the paper prints no number")
+
+
+def test_runs_that_are_not_the_papers(run_folder: Callable[..., Path], tmp_path: Path) -> None:
+    """Begun, damaged, or made with other settings than the recipe's: each is said."""
+    settings = load_recipe("cifar100-lenet").resolved("rkr", "A")
+    settings["network"]["name"], settings["training"]["epochs"] = "resnet18", 50
+    run_folder(TEN, recipe="cifar100-lenet", method="rkr", order="A", settings=settings)
+    run_folder(TEN[:3], tasks=10, recipe="cifar100-lenet", method="rkr-lite", order="A")
+    (run_folder(TEN, recipe="cifar100-lenet", method="ewc", order="A") / "run.json").write_text("{")
+    found_ = shown(load_exhibit("table-lenet"), tmp_path / "runs")
+    rows = list(found_.lines)
+    line = found(rows, method="rkr", metric="average accuracy")
+    assert line.ours is not None
+    assert line.verdict == "not comparable: other network.name, training.epochs"
+    assert found(rows, method="rkr-lite", metric="average accuracy").verdict == "not finished: 3 of 10 tasks"
+    assert found(rows, method="ewc", metric="average accuracy").verdict == "not run"
+    assert found(rows, method="ccll", metric="average accuracy").verdict == "no such method here"
+    assert len(found_.left_out) == 1
+    assert "ewc" in found_.left_out[0]
 
 
 def test_tables_of_tasks(run_folder: Callable[..., Path], tmp_path: Path) -> None:
@@ -200,15 +232,16 @@ def test_the_command_runs_what_is_missing(
     code, out, _ = rkr(capsys, monkeypatch, *words)
     assert code == 0
     assert {order for _, order in ran} == {"A", "B"}
-    assert "quick: 3 epochs, at most 50 training samples of a class" in out
+    assert "quick: 2 epochs, at most 500 training samples of a class" in out
     assert "not comparable: other schedule" in out
-    assert (tmp_path / "runs" / "cifar100-lenet-3-epochs-limit-50" / "figures" / "accuracy_over_tasks.png").exists()
+    assert (tmp_path / "runs" / "cifar100-lenet-2-epochs-limit-500" / "figures" / "accuracy_over_tasks.png").exists()
     before = list(ran)
     code, out, _ = rkr(capsys, monkeypatch, *words, "--json")
     assert ran == before
-    shown = json.loads(out.splitlines()[-1])
-    assert shown["name"] == "table-lenet"
-    assert any(line["method"] == "rkr" and line["ours"]["n"] == 2 for line in shown["lines"])
+    printed = json.loads(out.splitlines()[-1])
+    assert (printed["name"], printed["quick"]) == ("table-lenet", {"epochs": 2, "limit": 500})
+    assert printed["notes"] == list(load_exhibit("table-lenet").notes)
+    assert any(line["method"] == "rkr" and line["ours"]["n"] == 2 for line in printed["lines"])
     code, _, err = rkr(capsys, monkeypatch, *words[:2], "--runs", "0")
     assert (code, err) == (2, "rkr: --runs must be at least 1, not 0\n")
 
