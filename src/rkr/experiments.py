@@ -216,18 +216,28 @@ def _one_by_one(plan: Plan, how: How, watch: Watch, more: bool = False) -> bool:
     from rkr.display import Quiet, TensorBoard, both
     from rkr.engine import Run
     from rkr.engine.processes import make_fabric
+    from rkr.engine.run import DIVERGED
 
     if how.threads is not None:
         torch.set_num_threads(how.threads)
     fabric = make_fabric(how.accelerator, how.precision)
+    diverged: list[str] = []
     for job in plan.jobs:
         computed = {"precision": how.precision or PRECISIONS[0], "device": fabric.device.type}
         experiment = plan.experiment(job, **computed)
         with TensorBoard() if how.tensorboard and fabric.is_global_zero else Quiet() as curves:
             run = Run(experiment, plan.folder(job), fabric, both(watch, curves), how.save_minutes)
-            done = run.execute()
+            try:
+                done = run.execute()
+            except RkrError as error:
+                if not str(error).startswith(DIVERGED):
+                    raise
+                diverged.append(f"{job.method} {job.label}: {error}")  # which says nothing about the other runs
+                continue
         if not done or (run.stop_wanted and (more or job != plan.jobs[-1])):
             return False
+    if diverged:
+        raise RkrError("; ".join(diverged))
     return True
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rkr.atomic import write_atomic
-from rkr.engine.folder import RunFolder
 from rkr.engine.run import DIVERGED
 from rkr.errors import FileError, RkrError, UsageError
 from rkr.experiments import How, Plan, choose_orders, run_plan
@@ -99,9 +98,7 @@ def run_search(plan: Plan, how: How, watch: Watch) -> tuple[Plan, list[str]] | N
         except RkrError as error:
             if DIVERGED not in str(error):
                 raise
-            open_jobs = [job for job in plan.jobs if not RunFolder(plan.folder(job)).finished]
-            named = [job.method for job in open_jobs if f"{job.method} {job.label}: {DIVERGED}" in str(error)]
-            diverged += named or [open_jobs[0].method]
+            diverged += [job.method for job in plan.jobs if f"{job.method} {job.label}: {DIVERGED}" in str(error)]
             kept = tuple(method for method in plan.methods if method not in diverged)
             plan = dataclasses.replace(plan, methods=kept)
     raise RkrError(f"training diverged with every value: {', '.join(diverged)}")

@@ -18,6 +18,7 @@ from small_runs import outcome
 
 from rkr import experiments
 from rkr.engine.events import Event
+from rkr.engine.folder import RunFolder
 from rkr.errors import RkrError, UsageError
 from rkr.experiments import How, Job, Plan, choose_orders, choose_seeds, run_plan
 from rkr.recipes import load_recipe
@@ -197,3 +198,13 @@ def test_another_precision_is_another_run(tmp_path: Path) -> None:
     assert run_plan(plan(tmp_path, ("rkr",)), How(threads=1), lambda event: None)
     with pytest.raises(UsageError, match="precision is '32-true' there, 'bf16-mixed' now"):
         run_plan(plan(tmp_path, ("rkr",)), How(threads=1, precision="bf16-mixed"), lambda event: None)
+
+
+def test_a_run_that_diverges_does_not_keep_others_from_running(tmp_path: Path) -> None:
+    recipe = load_recipe("digits")
+    wild = recipe.method("finetune").model_copy(update={"learner": "l2t", "options": {"strength": 1e30}})
+    recipe = recipe.model_copy(update={"methods": {"wild": wild, "finetune": recipe.method("finetune")}})
+    made = Plan(recipe, "digits", ("wild", "finetune"), ("fixed",), tmp_path, epochs=4, limit=8)
+    with pytest.raises(RkrError, match=r"^wild fixed: training diverged: the loss of task 'digits-2' is (nan|inf)"):
+        run_plan(made, How(threads=1, accelerator="cpu"), lambda event: None)
+    assert [RunFolder(made.folder(job)).finished for job in made.jobs] == [False, True]

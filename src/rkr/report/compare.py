@@ -13,8 +13,8 @@ from rich.text import Text
 
 from rkr.errors import UsageError
 from rkr.report.protocol import Protocol, protocol, require_one_protocol
-from rkr.report.results import Result
-from rkr.report.scan import Skipped, scan
+from rkr.report.results import Result, named_apart
+from rkr.report.scan import Skipped, collect
 from rkr.report.statistics import Paired, paired
 from rkr.report.tables import LOOK, NOTHING, Summary, _caption, _json, _plus_minus, _points, _progress, summarise
 
@@ -51,12 +51,14 @@ def compare(folders: Sequence[str | os.PathLike[str]]) -> Comparison:
     skipped: dict[Path, Skipped] = {}
     groups: list[tuple[Path, list[Result]]] = []
     taken: set[Path] = set()
-    for folder in map(Path, folders):
-        found = scan(folder)
+    scans = [(folder, collect(folder)) for folder in map(Path, folders)]
+    apart = named_apart([result for _, found in scans for result in found.results])
+    for folder, found in scans:
+        here, apart = apart[: len(found.results)], apart[len(found.results) :]
         skipped |= {item.path: item for item in found.skipped}
         methods: dict[tuple[str, str], list[Result]] = {}
         again = False
-        for result in found.results:
+        for result in here:
             real = result.folder.resolve()
             if real in taken:
                 again = True
@@ -66,8 +68,8 @@ def compare(folders: Sequence[str | os.PathLike[str]]) -> Comparison:
             else:
                 skipped[result.folder] = Skipped(result.folder, f"not finished: {_progress(result)}")
         if not methods:
-            here = [f"{item.path}: {item.reason}" for item in skipped.values() if item.path.is_relative_to(folder)]
-            why = "all of its runs are in the other folders" if again else "; ".join(here) or "there is no run in it"
+            left = [f"{item.path}: {item.reason}" for item in skipped.values() if item.path.is_relative_to(folder)]
+            why = "all of its runs are in the other folders" if again else "; ".join(left) or "there is no run in it"
             raise UsageError(f"{folder}: no finished run to compare ({why})")
         groups += [(folder, runs) for runs in methods.values()]
     if len(groups) < 2:

@@ -9,14 +9,17 @@ import csv
 import io
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from rkr.atomic import write_atomic
+from rkr.errors import FileError
 from rkr.report.metrics import Spread
+from rkr.report.names import file_stems
 from rkr.report.results import Result, comparable
 from rkr.report.tables import NOTHING, Paper, Summary, summarise, summary_cells, zero_shot_cells
 
@@ -33,24 +36,39 @@ class Sheet:
 
 
 def write_tables(
-    results: Sequence[Result], folder: str | os.PathLike[str], papers: Mapping[str, Paper] | None = None
+    results: Sequence[Result],
+    folder: str | os.PathLike[str],
+    papers: Mapping[str, Paper] | None = None,
+    failed: Callable[[Path, Exception], None] | None = None,
 ) -> list[Path]:
     """Write the tables of each recipe, every table as .md, .csv and .tex; the files that were written.
 
     These are a summary of the methods, each task at the end of each run, U, S and H of zero-shot tasks, and the matrix
     of each run. `papers` has the paper's numbers by recipe. Runs of different protocols come in different tables.
+    `failed` is told of a table that cannot be made, and the others are written; without it the error is raised.
     """
     folder = Path(folder)
     written: list[Path] = []
-    for name, runs in comparable(results).items():
-        for sheet in _sheets(name, runs, (papers or {}).get(runs[0].recipe, {})):
-            stem = re.sub(r"[^\w.-]+", "_", sheet.name).strip("_")
-            while folder / f"{stem}.md" in written:
-                stem += "_"  # names that differ only in what a file cannot be called
+    sheets = [
+        sheet
+        for name, runs in comparable(results).items()
+        for sheet in _sheets(name, runs, (papers or {}).get(runs[0].recipe, {}))
+    ]
+    for stem, (_, make) in zip(file_stems(name for name, _ in sheets), sheets, strict=True):
+        try:
+            sheet = make()
+            if sheet is None:
+                continue
             for ending, text in (("md", markdown(sheet)), ("csv", comma_separated(sheet)), ("tex", latex(sheet))):
                 path = folder / f"{stem}.{ending}"
-                write_atomic(path, text.encode(), durable=False)
+                write_atomic(path, text.encode("utf-8", "replace"), durable=False)
                 written.append(path)
+        except FileError:
+            raise
+        except Exception as error:
+            if failed is None:
+                raise
+            failed(folder / stem, error)
     return written
 
 
@@ -58,20 +76,22 @@ def write_tables(
 # Which tables there are
 
 
-def _sheets(name: str, runs: Sequence[Result], paper: Paper) -> Iterator[Sheet]:
-    summaries = summarise(runs, paper)
-    if summaries:
-        yield _summary(f"{name}-summary", summaries)
+def _sheets(name: str, runs: Sequence[Result], paper: Paper) -> Iterator[tuple[str, Callable[[], Sheet | None]]]:
+    """The name of each table and what makes it, None where it would be empty."""
+    yield f"{name}-summary", lambda: _summary(f"{name}-summary", summarise(runs, paper))
     begun = [run for run in runs if run.done]
     if begun:
-        yield _tasks(f"{name}-tasks", begun)
-    if begun and begun[0].measure == "H" and summaries:
-        yield _zero_shot(f"{name}-zero-shot", zero_shot_cells(runs))
+        yield f"{name}-tasks", lambda: _tasks(f"{name}-tasks", begun)
+    if begun and begun[0].measure == "H" and any(run.finished for run in runs):
+        yield f"{name}-zero-shot", lambda: _zero_shot(f"{name}-zero-shot", zero_shot_cells(runs))
     for run in begun:
-        yield _matrix(f"{name}-matrix-{run.method}-{run.label}", run)
+        label = f"{name}-matrix-{run.method}-{run.label}"
+        yield label, partial(_matrix, label, run)
 
 
-def _summary(name: str, summaries: Sequence[Summary]) -> Sheet:
+def _summary(name: str, summaries: Sequence[Summary]) -> Sheet | None:
+    if not summaries:
+        return None
     cells = summary_cells(summaries)
     spreads = ("accuracy", "forgetting", "backward_transfer", "forward_transfer", "agnostic")
     raw_header = ["method", "measure", "runs"]

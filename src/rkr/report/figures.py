@@ -11,8 +11,9 @@ import contextlib
 import io
 import math
 import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,20 +21,25 @@ from typing import Any
 import matplotlib.style
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from rkr.atomic import write_atomic
-from rkr.errors import UsageError
+from rkr.errors import FileError, UsageError
 from rkr.report import metrics
 from rkr.report.looks import look_of
+from rkr.report.names import file_stems, shortened
 from rkr.report.results import Result, Top, by_method
 from rkr.report.tables import Paper, summarise
 
 SINGLE, DOUBLE = 3.3, 6.9  # inches: one column of a paper, and both
 PALE, GREY = 0.25, "#404040"  # how much of its colour a pale bar has; the colour of what is of no method
+NAME, LABEL = 40, 26  # characters of a name in a title; of a line in a legend
+DPI = 300
 ANNOTATED = 20  # more tasks than this leave no room for numbers in the matrix
 STYLE = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so every machine draws the same
@@ -50,14 +56,14 @@ STYLE = {
     "legend.frameon": False,
     "legend.fontsize": 7.5,
     "legend.handlelength": 3,
-    "savefig.dpi": 300,
+    "text.parse_math": False,  # a name may have a $ in it
     "svg.fonttype": "path",
     "svg.hashsalt": "rkr",
 }
 
 
 def accuracy_over_tasks(results: Sequence[Result], path: str | os.PathLike[str], top: Top = 1) -> list[Path]:
-    """Mean accuracy over the tasks so far, after each task: a line for each method, a 95 % band over its orders.
+    """Mean accuracy over the tasks so far, after each task: a line for each method, a 95 % band over its runs.
 
     A run that is not finished has a thin line of its own with hollow marks and is no part of its method's mean.
     """
@@ -80,7 +86,8 @@ def accuracy_over_tasks(results: Sequence[Result], path: str | os.PathLike[str],
                 if len(means) > 1:
                     several = True
                     half = np.array([s.half_width for s in spreads], dtype=float)
-                    axes.fill_between(x, y - half, y + half, color=look["color"], alpha=0.15, linewidth=0)
+                    low, high = np.clip(y - half, 0, 100), np.clip(y + half, 0, 100)
+                    axes.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
             for run in runs:
                 if not run.finished and run.done:
                     y = np.array(metrics.running_mean(run.rows(top))) * 100
@@ -92,17 +99,19 @@ def accuracy_over_tasks(results: Sequence[Result], path: str | os.PathLike[str],
             raise UsageError("no run has learned a task yet")
         axes.set_xlabel("tasks learned")
         axes.set_ylabel(f"mean {_accuracy(results[0], top)} on them (%)")
-        axes.set_title(results[0].recipe + (" (bands: 95 % confidence over orders)" if several else ""), loc="left")
+        bands = " (bands: 95 % confidence over runs)" if several else ""
+        axes.set_title(shortened(results[0].recipe, NAME) + bands, loc="left")
+        _percents(axes)
         axes.set_xlim(0.7, tasks + 0.3)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))
         axes.grid(axis="y")
         ranked = [line for _, line in sorted(lines, key=lambda pair: -pair[0])]
-        axes.legend(handles=ranked, loc="center left", bbox_to_anchor=(1.01, 0.5))
+        _legend(figure, ranked, [str(line.get_label()) for line in ranked])
         return _write(figure, path)
 
 
 def during_after(results: Sequence[Result], path: str | os.PathLike[str], top: Top = 1) -> list[Path]:
-    """Accuracy on each task right after learning it and at the end: a panel for each method, means over its orders."""
+    """Accuracy on each task right after learning it and at the end: a panel for each method, means over its runs."""
     methods = {m: [r for r in runs if r.finished] for m, runs in by_method(results).items()}
     methods = {method: runs for method, runs in methods.items() if runs}
     if not methods:
@@ -120,12 +129,12 @@ def during_after(results: Sequence[Result], path: str | os.PathLike[str], top: T
                 of_runs = zip(*(measure(run.rows(top)) for run in runs), strict=True)
                 heights = [100 * fmean(values) for values in of_runs]
                 axes.bar(x + shift, heights, 0.36, color=(colour, PALE if pale else 1), edgecolor=colour, linewidth=0.6)
-            axes.set_title(method + (f", mean of {len(runs)} orders" if len(runs) > 1 else ""), loc="left")
+            said = f", mean of {len(runs)} runs" if len(runs) > 1 else ""
+            axes.set_title(shortened(method, int(13 * width) - len(said)) + said, loc="left")
             axes.set_ylim(0, 100)
             axes.grid(axis="y")
-            axes.tick_params(axis="x", length=0, labelbottom=True)
-        for axes in grid.flat[len(methods) :]:
-            axes.set_visible(False)
+            axes.tick_params(axis="x", length=0)
+        _hide(grid, len(methods))
         names = all(run.tasks == tasks for runs in methods.values() for run in runs)
         if names and max(map(len, tasks)) * len(tasks) <= 12 * width:
             grid[0, 0].set_xticks(x, tasks)
@@ -155,7 +164,8 @@ def accuracy_matrix(result: Result, path: str | os.PathLike[str], top: Top = 1) 
         axes.set_xlabel("tested on task")
         axes.set_ylabel("after learning task")
         progress = "" if result.finished else f", {result.done} of {len(result.tasks)} tasks"
-        axes.set_title(f"{result.recipe}: {result.method}, order {result.label}{progress}", loc="left", wrap=True)
+        recipe, method = shortened(result.recipe, NAME), shortened(result.method, NAME)
+        axes.set_title(f"{recipe}: {method}, order {result.label}{progress}", loc="left", wrap=True)
         _colour_bar(figure, mesh, axes, _accuracy(result, top))
         return _write(figure, path)
 
@@ -179,12 +189,11 @@ def accuracy_matrices(results: Sequence[Result], path: str | os.PathLike[str], t
         for axes, (method, matrix) in zip(grid.flat, means.items(), strict=False):
             mesh = _heat(axes, matrix, low, high, numbers=len(methods) == 1)
             n = len(methods[method])
-            axes.set_title(method + (f", mean of {n}" if n > 1 else ""), loc="left")
+            said = f", mean of {n}" if n > 1 else ""
+            axes.set_title(shortened(method, int(13 * width / columns) - len(said)) + said, loc="left")
             for axis in (axes.xaxis, axes.yaxis):
                 axis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
-            axes.tick_params(labelbottom=True)
-        for axes in grid.flat[len(methods) :]:
-            axes.set_visible(False)
+        _hide(grid, len(methods))
         grid[0, 0].invert_yaxis()
         figure.supxlabel("tested on task", fontsize=8)
         figure.supylabel("after learning task", fontsize=8)
@@ -248,12 +257,13 @@ def accuracy_against_capacity(
     ]
     with _figure((DOUBLE, max(3.2, 0.17 * len(dots)))) as figure:
         axes = figure.add_subplot()
+        points = []
         for label, x, y, half, fill in dots:
             look = _look(label.removesuffix(" (paper)"))
-            axes.errorbar(
+            point = axes.errorbar(
                 x,
                 y,
-                half,
+                None if half is None else [[min(half, y)], [min(half, 100 - y)]],
                 linestyle="none",
                 fillstyle=fill,
                 markersize=5.5,
@@ -262,6 +272,7 @@ def accuracy_against_capacity(
                 label=label,
                 **look,
             )
+            points.append((y, label, point))
         reach = [x for _, x, *_ in dots] + [100.0]
         if max(reach) / min(reach) >= 1.5:
             # Close above 100 % lies what matters, and other methods have several times as much.
@@ -271,16 +282,11 @@ def accuracy_against_capacity(
             axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel("capacity (%; the plain network is 100)")
         axes.set_ylabel(f"{_accuracy(results[0], top)} at the end (%)")
-        axes.set_title(results[0].recipe, loc="left")
+        axes.set_title(shortened(results[0].recipe, NAME), loc="left")
         axes.grid(axis="y")
-        handles, labels = axes.get_legend_handles_labels()
-        ranked = sorted(zip(handles, labels, [y for _, _, y, *_ in dots], strict=True), key=lambda entry: -entry[2])
-        axes.legend(
-            [handle for handle, *_ in ranked],
-            [label for _, label, _ in ranked],
-            loc="center left",
-            bbox_to_anchor=(1.01, 0.5),
-        )
+        _percents(axes)
+        points.sort(key=lambda entry: -entry[0])
+        _legend(figure, [point for *_, point in points], [label for _, label, _ in points])
         return _write(figure, path)
 
 
@@ -298,15 +304,30 @@ def write_report_figures(
     prefix: str = "",
     paper: Paper | None = None,
     capacity: Mapping[str, float] | None = None,
+    failed: Callable[[Path, Exception], None] | None = None,
 ) -> list[Path]:
-    """The figures that a report has of one recipe: those of its methods, none of single runs."""
+    """The figures that a report has of one recipe: those of its methods, none of single runs.
+
+    `failed` is told of a figure that cannot be drawn, and the others are written; without it the error is raised.
+    """
     folder, written = Path(folder), []
+    figures: dict[str, Callable[[Path], list[Path]]] = {}
     if any(result.done for result in results):
-        written += accuracy_over_tasks(results, folder / f"{prefix}accuracy_over_tasks")
+        figures["accuracy_over_tasks"] = partial(accuracy_over_tasks, results)
     if any(result.finished for result in results):
-        written += accuracy_against_capacity(results, folder / f"{prefix}accuracy_against_capacity", paper, capacity)
-        written += during_after(results, folder / f"{prefix}during_after")
-        written += accuracy_matrices(results, folder / f"{prefix}accuracy_matrices")
+        figures["accuracy_against_capacity"] = lambda path: accuracy_against_capacity(results, path, paper, capacity)
+        figures["during_after"] = partial(during_after, results)
+        figures["accuracy_matrices"] = partial(accuracy_matrices, results)
+    for name, draw in figures.items():
+        path = folder / f"{prefix}{name}"
+        try:
+            written += draw(path)
+        except FileError:
+            raise
+        except Exception as error:
+            if failed is None:
+                raise
+            failed(path, error)
     return written
 
 
@@ -318,16 +339,39 @@ def write_figures(results: Sequence[Result], folder: str | os.PathLike[str], top
     if any(result.finished for result in results):
         written += accuracy_against_capacity(results, folder / "accuracy_against_capacity", top=top)
         written += during_after(results, folder / "during_after", top)
-    for result in results:
-        if result.done:
-            name = re.sub(r"[^\w.-]+", "_", f"accuracy_matrix-{result.method}-{result.label}")
-            written += accuracy_matrix(result, folder / name, top)
+    begun = [result for result in results if result.done]
+    names = file_stems(f"accuracy_matrix-{result.method}-{result.label}" for result in begun)
+    for result, name in zip(begun, names, strict=True):
+        written += accuracy_matrix(result, folder / name, top)
     return written
 
 
 def _look(method: str) -> dict[str, Any]:
     look = look_of(method)
     return {"color": look.colour, "marker": look.marker}
+
+
+def _percents(axes: Axes) -> None:
+    """No room below 0 and above 100 %, but for what stands at the edge."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(low, 0), min(high, 100))
+    for line in axes.lines:
+        line.set_clip_on(False)
+
+
+def _legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
+    """A legend to the right of everything, whole whatever the names are: long ones take several lines."""
+    legend = figure.legend(handles, ["-"] * len(labels), loc="outside right center")
+    for text, label in zip(legend.get_texts(), labels, strict=True):
+        text.set_text("\n".join(textwrap.wrap(shortened(label, 2 * NAME), LABEL)))  # set here, or "_a" is left out
+
+
+def _hide(grid: Any, used: int) -> None:
+    """Show as many panels of a grid; the lowest of each column has the numbers of the tasks."""
+    columns = grid.shape[1]
+    for number, axes in enumerate(grid.flat):
+        axes.set_visible(number < used)
+        axes.tick_params(labelbottom=number < used <= number + columns)
 
 
 def _accuracy(result: Result, top: Top) -> str:
@@ -349,7 +393,7 @@ def _ticks(axes: Axes, n: int, tasks: Sequence[str]) -> None:
 def _figure(size: tuple[float, float]) -> Iterator[Figure]:
     """A figure in our style, whatever style the user has set; pyplot's global state is not touched."""
     with matplotlib.style.context(["default", STYLE]):
-        yield Figure(figsize=size, layout="constrained")
+        yield Figure(figsize=size, dpi=DPI, layout="constrained")
 
 
 def _write(figure: Figure, path: str | os.PathLike[str]) -> list[Path]:
@@ -358,11 +402,18 @@ def _write(figure: Figure, path: str | os.PathLike[str]) -> list[Path]:
     if path.suffix in (".png", ".svg"):
         path = path.with_suffix("")
     written = []
-    figure.draw_without_rendering()
+    layout = figure.get_layout_engine()
+    assert layout is not None
+    layout.execute(figure)
     figure.set_layout_engine("none")  # what was found holds for both files, and takes as long as drawing them
     for kind in ("png", "svg"):
         content = io.BytesIO()
-        figure.savefig(content, format=kind, metadata={"Date": None} if kind == "svg" else None)
+        # Not by savefig, which draws everything once more to see how large it is.
+        if kind == "png":
+            FigureCanvasAgg(figure).print_png(content)
+        else:
+            figure.set_dpi(72)  # SVG counts in points
+            FigureCanvasSVG(figure).print_svg(content, metadata={"Date": None})
         target = path.with_name(f"{path.name}.{kind}")
         write_atomic(target, content.getvalue(), durable=False)
         written.append(target)

@@ -79,7 +79,7 @@ class Protocol:
     @cached_property
     def hash(self) -> str:
         """The first 12 hexadecimal digits of the SHA-256 of the fields as JSON, keys sorted, without spaces."""
-        return hashlib.sha256(_canonical(self.fields).encode()).hexdigest()[:12]
+        return hashlib.sha256(canonical(self.fields).encode()).hexdigest()[:12]
 
     @property
     def has_classifier(self) -> bool:
@@ -88,8 +88,15 @@ class Protocol:
 
 
 def protocol(result: Result) -> Protocol:
-    """The protocol of a run, from its run.json alone. Settings that it lacks count as their defaults."""
-    return Protocol(_fields(result))
+    """The protocol of a run, from its run.json alone. Settings that it lacks count as their defaults.
+
+    It is kept with the run, since every table and figure asks for it again.
+    """
+    kept: Protocol | None = vars(result).get("_protocol")
+    if kept is None:
+        kept = Protocol(_fields(result))
+        vars(result)["_protocol"] = kept
+    return kept
 
 
 def differences(a: Protocol, b: Protocol) -> dict[str, tuple[Any, Any]]:
@@ -103,7 +110,7 @@ def differences(a: Protocol, b: Protocol) -> dict[str, tuple[Any, Any]]:
     if a.fields.get("order") != b.fields.get("order"):
         names = [name for name in names if name != "data.sha256"]  # what it is made of depends on the rule
     pairs = {name: (a.fields.get(name), b.fields.get(name)) for name in names}
-    return {name: pair for name, pair in pairs.items() if _canonical(pair[0]) != _canonical(pair[1])}
+    return {name: pair for name, pair in pairs.items() if canonical(pair[0]) != canonical(pair[1])}
 
 
 def group_by_protocol(results: Iterable[Result]) -> list[tuple[Protocol, list[Result]]]:
@@ -201,7 +208,7 @@ def _data_hash(stream: Mapping[str, Any], rule: str, kind: Any) -> str | None:
     whole = all("unseen" in task for task in tasks)  # zero-shot: a data set is a task, whatever the order
     if rule != RANDOM_ORDER or whole:
         sums = [task.get("sha256") for task in tasks]
-        return _digest(sorted(map(_canonical, sums))) if sums and all(sums) else None
+        return _digest(sorted(map(canonical, sums))) if sums and all(sums) else None
     if kind == "split-cifar":
         return None
     names = [name for task in tasks for name in _sequence(task.get("class_names"))]
@@ -230,7 +237,7 @@ def _sequence(values: Any) -> Sequence[Any]:
     return values if isinstance(values, list) else ()
 
 
-def _canonical(value: Any) -> str:
+def canonical(value: Any) -> str:
     """JSON that is the same for the same values: 1 and 1.0 are one number."""
     return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"))
 
@@ -244,7 +251,7 @@ def _plain(value: Any) -> Any:
 
 
 def _digest(value: Any) -> str:
-    return hashlib.sha256(_canonical(value).encode()).hexdigest()[:16]
+    return hashlib.sha256(canonical(value).encode()).hexdigest()[:16]
 
 
 def _shown(value: Any) -> str:

@@ -1,24 +1,32 @@
 """Reading run folders: `run.json`, `results.jsonl` and `times.jsonl`.
 
 A run that is still going, or was killed, may have a last line that is not whole; it is left out. Anything else that is
-not as the engine writes it is an error that names the file and the line.
+not as the engine writes it is an error that names the file and the line: what passes can be shown without a check.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from rkr.errors import FileError, UsageError
-from rkr.report.protocol import group_by_protocol, require_one_protocol
+from rkr.report.protocol import canonical, group_by_protocol, require_one_protocol
 
 FORMAT = 1
 CLASSIFICATION, ZERO_SHOT = ("accuracy", "top5"), ("H", "U", "S")
 RUN, RESULTS, TIMES = "run.json", "results.jsonl", "times.jsonl"
+SECTIONS = ("stream", "network", "training", "options")  # of the settings: objects, if they are there
+DEEPEST = 20  # levels of settings within settings
+LARGEST = 2**63 - 1  # of whole numbers, so that every table can hold them
+HUGE = 1e12  # beyond any percentage and any number of seconds
+UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # no part of a name
 
 Row = tuple[float, ...]  # fractions; row i has the accuracy on tasks 1..i after learning task i
 Top = Literal[1, 5]
@@ -110,7 +118,7 @@ def read_result(folder: str | os.PathLike[str]) -> Result:
     folder = Path(folder)
     run = _read_run(folder / RUN)
     stream = run.object("stream")
-    tasks = tuple(_Fields(f"{stream.where}: task {i}", t).text("name") for i, t in enumerate(stream.list("tasks"), 1))
+    tasks = tuple(_Fields(f"{stream.where}: task {i}", t).name("name") for i, t in enumerate(stream.list("tasks"), 1))
     groups = tuple(_class_numbers(stream.where, group) for group in stream.list("order"))
     if not tasks or len(groups) != len(tasks):
         raise FileError(f"{stream.where}: {len(tasks)} tasks, but classes of {len(groups)}")
@@ -150,18 +158,18 @@ def read_result(folder: str | os.PathLike[str]) -> Result:
         unchanged.append(line.flag("unchanged"))
         cost = line.object("cost")
         multiply_adds = None if cost.get("multiply_adds") is None else cost.integer("multiply_adds")
-        costs.append(Cost(cost.integer("parameters"), cost.number("percent"), cost.integer("bytes"), multiply_adds))
+        costs.append(Cost(cost.integer("parameters"), cost.positive("percent"), cost.integer("bytes"), multiply_adds))
 
     order = run.get("order")
     return Result(
         folder=folder,
-        recipe=run.text("recipe"),
-        method=run.text("method"),
-        order=str(order) if type(order) is int else run.text("order"),
+        recipe=run.name("recipe"),
+        method=run.name("method"),
+        order=str(run.integer("order")) if type(order) is int else run.name("order"),
         seed=run.integer("seed"),
         tasks=tasks,
         groups=groups,
-        settings=run.object("settings").values,
+        settings=_settings(run.object("settings")),
         record=run.values,
         measures={name: tuple(rows) for name, rows in measures.items()},
         agnostic=tuple(agnostic),
@@ -236,9 +244,60 @@ def _require_same_options(a: Result, b: Result) -> None:
             )
 
 
+def named_apart(results: Sequence[Result]) -> list[Result]:
+    """The runs, those of one method with different options renamed: "rkr (rank=2)" and "rkr (rank=8)".
+
+    Only options that runs of one recipe and protocol have with different values are in the names; a run which was made
+    before there was such an option has the plain one.
+    """
+    renamed: dict[int, Result] = {}
+    for runs in by_recipe(results).values():
+        for _, same in group_by_protocol(runs):
+            methods: dict[str, list[Result]] = {}
+            for run in same:
+                methods.setdefault(run.method, []).append(run)
+            for own in methods.values():
+                for run, name in zip(own, _names(own), strict=True):
+                    renamed[id(run)] = run if name == run.method else replace(run, method=name)
+    return [renamed[id(run)] for run in results]
+
+
+def _names(runs: Sequence[Result]) -> list[str]:
+    """What the runs of a method are called, by their options."""
+    of_runs = [_flat(run.settings.get("options") or {}) for run in runs]
+    values: dict[str, set[str]] = {}
+    for options in of_runs:
+        for option, value in options.items():
+            values.setdefault(option, set()).add(value)
+    differing = [option for option in values if len(values[option]) > 1]
+    names = []
+    for run, options in zip(runs, of_runs, strict=True):
+        said = ", ".join(f"{option}={options[option]}" for option in differing if option in options)
+        if len(said) > 60 or UNPRINTABLE.search(said):
+            said = f"options {hashlib.sha256(said.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
+        names.append(f"{run.method} ({said})" if said else run.method)
+    return names
+
+
+def _flat(options: Mapping[str, Any], above: str = "") -> dict[str, str]:
+    """Options within options by their path, such as "classifier.lr", the values as JSON; texts as they are."""
+    flat: dict[str, str] = {}
+    for name, value in options.items():
+        if isinstance(value, Mapping) and value:
+            flat |= _flat(value, f"{above}{name}.")
+        else:
+            flat[f"{above}{name}"] = value if isinstance(value, str) else canonical(value)
+    return flat
+
+
 def rank(order: str) -> tuple[bool, int, str]:
     """A key to sort orders by: numbers first, as numbers."""
-    return (False, int(order), order) if order.isdecimal() else (True, 0, order)
+    return (False, int(order), order) if is_number(order) else (True, 0, order)
+
+
+def is_number(order: str) -> bool:
+    """Whether an order is a number, as those are that a seed makes."""
+    return order.isdecimal() and len(order) < 20
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -256,12 +315,29 @@ def _read_run(path: Path) -> _Fields:
     return run
 
 
+def _settings(settings: _Fields) -> Mapping[str, Any]:
+    for key in SECTIONS:
+        if settings.values.get(key) is not None:
+            settings.object(key)
+    level: list[Any] = [settings.values]
+    for _ in range(DEEPEST):
+        level = [item for node in level if isinstance(node, dict | list) for item in _items(node)]
+    if level:
+        raise FileError(f"{settings.where}: more than {DEEPEST} levels")
+    return settings.values
+
+
+def _items(node: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return node.values() if isinstance(node, dict) else node
+
+
 def _read_times(path: Path, tasks: Sequence[str]) -> tuple[Times, ...]:
     """A task that was tested again after a kill has two lines; the later one holds."""
     times: dict[int, Times] = {}
     for line in _lines(path):
         number, task = _which_task(line, tasks)
-        seconds = (line.number("train_seconds"), line.number("test_seconds"), line.optional_number("epoch_seconds"))
+        epoch = None if line.get("epoch_seconds") is None else line.seconds("epoch_seconds")
+        seconds = (line.seconds("train_seconds"), line.seconds("test_seconds"), epoch)
         times[number] = Times(number, task, *seconds)
     return tuple(times[number] for number in sorted(times))
 
@@ -353,13 +429,33 @@ class _Fields:
         value = self.get(key)
         return value if isinstance(value, str) else self._refuse(key, "text")
 
+    def name(self, key: str) -> str:
+        """A text to be printed: not empty, without control characters or halves of characters."""
+        value = self.text(key)
+        if not value.strip() or UNPRINTABLE.search(value):
+            self._refuse(key, "a name without control characters")
+        return value
+
     def integer(self, key: str) -> int:
         value = self.get(key)
-        return value if type(value) is int and value >= 0 else self._refuse(key, "a whole number, 0 or more")
+        if type(value) is not int or value < 0:
+            self._refuse(key, "a whole number, 0 or more")
+        return value if value <= LARGEST else self._refuse(key, f"at most {LARGEST}")
 
     def number(self, key: str) -> float:
+        """Any number; what diverged is not finite."""
         value = self.get(key)
-        return float(value) if type(value) in (int, float) else self._refuse(key, "a number")
+        if type(value) not in (int, float):
+            self._refuse(key, "a number")
+        return float(value) if type(value) is float or abs(value) <= LARGEST else math.copysign(math.inf, value)
+
+    def positive(self, key: str) -> float:
+        value = self.number(key)
+        return value if 0 < value < HUGE else self._refuse(key, "a number above 0")
+
+    def seconds(self, key: str) -> float:
+        value = self.number(key)
+        return value if abs(value) < HUGE else self._refuse(key, "a number of seconds")
 
     def optional_number(self, key: str) -> float | None:
         return None if self.get(key) is None else self.number(key)

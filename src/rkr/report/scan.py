@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rkr.errors import FileError
-from rkr.report.protocol import protocol
-from rkr.report.results import RESULTS, RUN, Result, rank, read_result
+from rkr.report.protocol import canonical, protocol
+from rkr.report.results import RESULTS, RUN, Result, named_apart, rank, read_result
 
 BEGUN = "nothing learned yet"
 
@@ -34,9 +34,17 @@ def scan(root: str | os.PathLike[str], *more: str | os.PathLike[str]) -> Scan:
     """Read all runs at or below some folders: every folder with a `run.json`.
 
     Left out are folders that cannot be read or are damaged, those of other programs, runs that have learned no task
-    yet, and doubles: of runs with the same recipe, method, order, seed and protocol the one that is farthest stays.
+    yet, and doubles: of runs with the same recipe, method, options, order, seed and protocol the one that is farthest
+    stays. Runs of a method with different options are named apart: "rkr (rank=2)", "rkr (rank=8)".
     FileError only if one of the given folders is none.
     """
+    found = collect(root, *more)
+    results = named_apart(found.results)
+    return Scan(sorted(results, key=_place), found.skipped)
+
+
+def collect(root: str | os.PathLike[str], *more: str | os.PathLike[str]) -> Scan:
+    """As `scan`, with methods called as their runs call them."""
     skipped: list[Skipped] = []
     found: dict[tuple[object, ...], list[Result]] = {}
     for folder in _folders([Path(root), *map(Path, more)], skipped):
@@ -51,15 +59,25 @@ def scan(root: str | os.PathLike[str], *more: str | os.PathLike[str]) -> Scan:
         if not result.done:
             skipped.append(Skipped(folder, BEGUN))
             continue
-        key = (result.recipe, result.method, result.order, result.seed, protocol(result).hash)
+        options = canonical(result.settings.get("options"))
+        key = (result.recipe, result.method, options, result.order, result.seed, protocol(result).hash)
         found.setdefault(key, []).append(result)
     results = []
     for same in found.values():
         kept = max(same, key=lambda result: (result.finished, result.done))
         results.append(kept)
-        skipped += [Skipped(left.folder, f"the same run as {kept.folder}") for left in same if left is not kept]
-    results.sort(key=lambda r: (r.recipe, r.method, rank(r.order), r.seed, str(r.folder)))
-    return Scan(results, sorted(skipped, key=lambda item: str(item.path)))
+        skipped += [Skipped(left.folder, _double(left, kept)) for left in same if left is not kept]
+    return Scan(sorted(results, key=_place), sorted(skipped, key=lambda item: str(item.path)))
+
+
+def _place(result: Result) -> tuple[object, ...]:
+    return result.recipe, result.method, rank(result.order), result.seed, str(result.folder)
+
+
+def _double(left: Result, kept: Result) -> str:
+    """What one of two runs with the same settings is: a copy, finished or not, or a run that came out otherwise."""
+    same = all(rows[: kept.done] == kept.measures[name][: left.done] for name, rows in left.measures.items())
+    return f"the same run as {kept.folder}" if same else f"same settings as {kept.folder}, but other results"
 
 
 def _folders(roots: list[Path], skipped: list[Skipped]) -> Iterator[Path]:
