@@ -310,10 +310,10 @@ def test_light_and_dark(browser: Browser, page: Path) -> None:
     assert lightness() > 200
     browser.show(page, scheme="dark")
     assert lightness() < 60
-    assert browser.js("document.getElementById('theme').getAttribute('aria-pressed')") == "true"
+    assert browser.js("document.getElementById('theme').textContent") == "Light mode"  # what it switches to
     browser.js("document.getElementById('theme').click()")
     assert lightness() > 200
-    assert browser.js("document.getElementById('theme').getAttribute('aria-pressed')") == "false"
+    assert browser.js("document.getElementById('theme').textContent") == "Dark mode"
     browser.js("localStorage.clear()")
     assert browser.complaints() == []
 

@@ -165,3 +165,13 @@ def test_the_command(toy):
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.startswith("rkr: ")
     assert refused.stderr.count("\n") == 1
+
+
+def test_options_are_named_apart(run_folder, tmp_path):
+    two, eight = (tmp_path / name for name in ("two", "eight"))
+    for folder, rank, matrix in ((two, 2, [[0.5]]), (eight, 8, [[0.75]])):
+        run_folder(matrix, settings={"options": {"rank": rank}}).rename(folder)
+    for folders in ([two, eight], [two, tmp_path]):
+        first, second = compare(folders).compared
+        assert (first.name, second.name) == ("rkr (rank=2)", "rkr (rank=8)")
+        assert second.to_first.difference.mean == pytest.approx(0.25)

@@ -78,11 +78,9 @@ def test_lines_are_the_running_means(results, tmp_path, drawn):
     assert lines["rkr, order C, not finished"].get_color() == lines["rkr"].get_color() != lines["ewc"].get_color()
     assert lines["rkr, order C, not finished"].get_markerfacecolor() == "white"
     assert len(axes.collections) == 1  # one band: the method with two orders
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
-        "ewc",
-        "rkr",
-        "rkr, order C, not finished",
-    ]
+    (legend,) = drawn[0].legends
+    assert [text.get_text() for text in legend.get_texts()] == ["ewc", "rkr", "rkr, order C, not finished"]
+    assert axes.get_title("left") == "toy (bands: 95 % confidence over runs)"
     assert axes.get_ylabel().endswith("(%)")
     assert (tmp_path / "lines.png").exists()
     assert (tmp_path / "lines.svg").exists()
@@ -93,7 +91,7 @@ def test_bars_are_the_diagonal_and_the_last_row(results, tmp_path, drawn):
     ewc, rkr = drawn[0].axes
     assert [patch.get_height() for patch in ewc.patches] == pytest.approx([90, 80, 95, 60, 75, 95])
     assert [patch.get_height() for patch in rkr.patches] == pytest.approx([80, 70, 60, 80, 70, 60])
-    assert (ewc.get_title("left"), rkr.get_title("left")) == ("ewc", "rkr, mean of 2 orders")
+    assert (ewc.get_title("left"), rkr.get_title("left")) == ("ewc", "rkr, mean of 2 runs")
     assert ewc.get_ylim() == (0, 100)
 
 
@@ -144,9 +142,10 @@ def test_looks_are_told_apart():
     assert len(set(known)) == len(known)
     ours = {*METHODS, *ZERO_SHOT_METHODS, *(number.method for recipe in list_recipes() for number in recipe.paper)}
     assert len({look_of(name) for name in ours}) == len(ours)
-    assert (
-        len({look.dashes for look in known}) == len({look.colour for look in known}) == 7
-    )  # so colours are not needed
+    every = [looks.Look(colour, marker) for colour in looks.COLOURS for marker in looks.MARKERS]
+    assert len({(look.colour, look.dashes) for look in every}) == len(every)  # lines of one colour differ
+    assert len({(look.marker, look.dashes) for look in every}) == len(every)  # so colours are not needed
+    assert look_of("rkr").dashes == ()
     assert look_of("rkr") == looks.Look("#0072B2", "o")
     assert look_of("unheard-of") == look_of("unheard-of") not in known
     assert len({look_of(f"method {i}") for i in range(500)}) == len(looks.COLOURS) * len(looks.MARKERS) - len(known)
@@ -212,3 +211,61 @@ def test_what_cannot_be_drawn(a_result, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(FileError, match="cannot be written"):
         figures.accuracy_matrix(a_result(order="B"), tmp_path / "file" / "a")
+
+
+NAMES = ["_hidden", "$x^{$", "x" * 300, "ü" * 200, "a b", "a_b"]
+
+
+def test_any_name_can_be_drawn(a_result, tmp_path, drawn):
+    """A leading "_" hides a label of matplotlib, and "$" begins a formula."""
+    runs = [a_result(ISOLATED, order=i) for i in range(len(NAMES))]
+    for run, name in zip(runs, NAMES, strict=True):
+        object.__setattr__(run, "method", name)
+        object.__setattr__(run, "tasks", ("$", "_a", "c"))
+    figures.write_report_figures(runs, tmp_path / "report")
+    written = figures.write_figures(runs, tmp_path / "each")
+    assert len({str(path).casefold() for path in written}) == 2 * (3 + len(NAMES))
+    assert max(len(path.name.encode()) for path in written) < 110
+    for figure in drawn[:2]:
+        texts = [text.get_text() for text in figure.legends[0].get_texts()]
+        assert {"_hidden", "$x^{$", "a b", "a_b"} <= set(texts)
+        assert len(texts) == len(NAMES)
+        assert max(len(line) for text in texts for line in text.split("\n")) <= figures.LABEL
+
+
+def test_nothing_is_cut_off_or_beyond_100_percent(a_result, tmp_path, drawn):
+    high = [a_result([[0.99], [0.99, 0.6]], method="ewc", order="fixed", seed=seed) for seed in (0, 1)]
+    high.append(a_result([[0.9], [0.6, 0.7]], method="ewc", order="fixed", seed=2))
+    high.append(a_result([[1.0]], tasks=2, method="a method with a very long name of its own", order="fixed"))
+    figures.accuracy_over_tasks(high, tmp_path / "lines")
+    figures.accuracy_against_capacity(high, tmp_path / "points")
+    for figure in drawn:
+        low, top = figure.axes[0].get_ylim()
+        assert low >= 0
+        assert top <= 100
+        box = figure.legends[0].get_window_extent()
+        whole = figure.bbox
+        assert whole.x0 <= box.x0 < box.x1 <= whole.x1
+        assert whole.y0 <= box.y0 < box.y1 <= whole.y1
+        assert figure.axes[0].get_window_extent().x1 <= box.x0
+    band = drawn[0].axes[0].collections[0].get_paths()[0].vertices[:, 1]
+    assert band.max() == 100  # 96 ± 13 else
+    (segment,) = drawn[1].axes[0].containers[0].lines[2][0].get_segments()
+    assert segment[:, 1].max() <= 100
+
+
+def test_a_figure_that_fails_is_told(results, tmp_path, monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError("by nothing")
+
+    monkeypatch.setattr(figures, "during_after", broken)
+    told = []
+    written = figures.write_report_figures(
+        results, tmp_path, "toy-", failed=lambda path, error: told.append((path, error))
+    )
+    assert len(written) == 6
+    ((path, error),) = told
+    assert path == tmp_path / "toy-during_after"
+    assert str(error) == "by nothing"
+    with pytest.raises(ZeroDivisionError):
+        figures.write_report_figures(results, tmp_path)

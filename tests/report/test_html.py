@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -20,6 +21,7 @@ from typer.testing import CliRunner
 from rkr import FileError, UsageError
 from rkr.cli import app
 from rkr.report import Result
+from rkr.report.html import page as page_module
 from rkr.report.html import render, write_report
 from rkr.report.html.data import _duration, details, document, grouped, headline, proofs, runs_table
 from rkr.report.html.page import safe_json
@@ -119,6 +121,7 @@ def test_the_committed_results(tmp_path: Path) -> None:
     (shown,) = [row for row in rows if row[0] == "rkr" and row[1] == "1" and len(row) > 4]
     assert shown[2] == f"{100 * fmean(last['accuracy']):.2f}"
     assert "2 of 2 runs are unfinished" in page.text
+    assert page.headings.count((2, "digits")) == 1
 
 
 def test_numbers_of_the_summary(a_result: ReadRun) -> None:
@@ -229,6 +232,7 @@ def test_the_papers_numbers_are_for_its_own_schedule(a_result: ReadRun, lenet: d
     assert ["paper" in dict(headline(group).columns) for group in (full, quick)] == [True, False]
     page = page_of(runs)
     assert page.table("method", "runs")[0]["paper"] == "69.58 ± 0.55"
+    assert page.table("method", "runs")[0]["verdict"] == "within the paper's interval"  # 70.00
     assert [len(recipe["paper"]) for recipe in page.data["recipes"]] == [10, 0]
     assert "Not the paper's schedule (epochs 20 instead of 100" in page.text
 
@@ -410,3 +414,91 @@ def test_neither_torch_nor_the_engine_is_needed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, str(RESULTS), str(tmp_path / "report")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_recipe_that_is_not_in_the_paper(a_result: ReadRun) -> None:
+    digits = json.loads((RESULTS / "digits" / "rkr" / "fixed" / "run.json").read_text())["settings"]
+    short = {**digits, "training": {**digits["training"], "epochs": 3}}
+    found = published(short)
+    assert (found.printed, bool(found.changed), published(digits).changed) == (False, True, ())
+    run = a_result(ISOLATED, recipe="digits", settings=short)
+    page = page_of([run])
+    assert [recipe["name"] for recipe in page.data["recipes"]] == ["digits · 3 epochs"]
+    assert "the paper's schedule" not in page.text
+    assert "Not the recipe's own schedule (epochs 3 instead of" in page.text
+    named = a_result(ISOLATED, recipe="digits-3-epochs", settings=short)
+    assert [group.name for group in grouped([named])] == ["digits-3-epochs"]  # it says so already
+    other = a_result(ISOLATED, recipe="digits-13-epochs", settings=short)
+    assert [group.name for group in grouped([other])] == ["digits-13-epochs · 3 epochs"]
+
+
+def test_methods_are_counted_once(a_result: ReadRun) -> None:
+    runs = [a_result(ISOLATED, recipe=recipe, method=method) for recipe, method in ("ab", "ac", "bb", "bd")]
+    assert "4 runs of 3 methods in 2 recipes, all finished." in page_of(runs).text
+
+
+def test_a_report_of_odd_folders(run_folder: Runs, tmp_path: Path) -> None:
+    """Whatever lies there, the rest is shown, and every folder is either shown or left out with its reason."""
+    names = ["_hidden", "$x^{$", "x" * 300, "ü" * 200, "a b", "a_b", "A_b"]
+    for i, name in enumerate(names):
+        run_folder(ISOLATED, order=i).rename(tmp_path / "runs" / str(i))
+        run = json.loads((tmp_path / "runs" / str(i) / "run.json").read_text())
+        (tmp_path / "runs" / str(i) / "run.json").write_text(json.dumps({**run, "method": name}))
+    wrong: list[dict[str, Any]] = [{"settings": {"options": [1]}}, {"settings": {"network": "x"}}]
+    wrong += [{"seed": 10**30}, {"method": "\ud800"}]
+    for i, change in enumerate(wrong):
+        folder = run_folder(ISOLATED, order=20 + i)
+        run = json.loads((folder / "run.json").read_text())
+        (folder / "run.json").write_text(json.dumps({**run, **change}))
+    strange = {"training": {"milestones": 5, "lr": "x", "epochs": []}, "recipe": {}, "precision": [None]}
+    long = run_folder(ISOLATED, recipe="long", settings=strange) / "run.json"
+    long.write_text(long.read_text().replace('"long"', f'"{"r" * 300}"'))
+    for recipe in ("my recipe", "my_recipe"):
+        run_folder(ISOLATED, recipe=recipe)
+    report = write_report([tmp_path / "runs"], tmp_path / "report")
+    assert (report.runs, len(report.skipped)) == (10, 4)
+    assert len(set(report.tables)) == len(report.tables) == 3 * (2 * 4 + 10)
+    assert len(set(report.figures)) == len(report.figures) == 4 * 8
+    assert all(path.is_file() for path in (*report.tables, *report.figures))
+    shown = {method["name"] for recipe in Page(report.page.read_text()).data["recipes"] for method in recipe["methods"]}
+    assert shown == {*names, "rkr"}
+
+
+def test_one_method_with_two_options(run_folder: Runs, tmp_path: Path) -> None:
+    for rank, order in ((2, "A"), (8, "B")):
+        run_folder(ISOLATED, order=order, settings={"options": {"rank": rank}})
+    report = write_report([tmp_path / "runs"], tmp_path / "report", figures=False)
+    rows = Page(report.page.read_text()).table("method", "runs")
+    assert [row["method"] for row in rows] == ["rkr (rank=2)", "rkr (rank=8)"]
+    assert report.skipped == []
+
+
+def test_what_fails_is_left_out(run_folder: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise ZeroDivisionError("by nothing")
+
+    run_folder(ISOLATED, recipe="good")
+    run_folder(ISOLATED, recipe="bad")
+    monkeypatch.setattr("rkr.report.figures.during_after", broken)
+    monkeypatch.setattr("rkr.report.export._tasks", broken)
+    section = page_module._section
+    monkeypatch.setattr(page_module, "_section", lambda group: broken() if group.name == "bad" else section(group))
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "runs"), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0
+    for what in ("figures/good-during_after", "figures/bad-during_after", "tables/good-tasks", "tables/bad-tasks"):
+        assert f"left out: {tmp_path / 'out' / what}: ZeroDivisionError: by nothing" in done.output
+    assert "bad cannot be shown: ZeroDivisionError: by nothing" in done.output
+    page = Page((tmp_path / "out" / "index.html").read_text())
+    assert [recipe["name"] for recipe in page.data["recipes"]] == ["good"]
+    assert len(list((tmp_path / "out").rglob("*.svg"))) == 6
+
+
+def test_many_methods_are_drawn_fast(run_folder: Runs, tmp_path: Path) -> None:
+    """13 methods in 5 orders of 10 tasks, figures included."""
+    matrix = [[0.6 + 0.01 * (i - j) for j in range(i)] for i in range(1, 11)]
+    for method in range(13):
+        for order in range(5):
+            run_folder(matrix, method=f"method-{method}", order=order)
+    began = time.process_time()
+    write_report([tmp_path / "runs"], tmp_path / "report")
+    assert time.process_time() - began < 15  # 5 on a slow core

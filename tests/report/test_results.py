@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 
 from rkr import FileError, UsageError
 from rkr.report import Result, by_recipe, comparable, find_results, read_result
-from rkr.report.results import Cost, Epoch, Times, by_method
+from rkr.report.results import Cost, Epoch, Times, by_method, rank
 
 
 def edit(path: Path, line: int, change: dict[str, Any]) -> None:
@@ -239,3 +240,47 @@ def test_runs_of_one_method_with_other_options_are_not_averaged(a_result: Callab
     assert list(by_method(runs[:2])) == ["rkr"]
     with pytest.raises(UsageError, match=r"^rkr has rank 2 in .*A, but 4 in .*C: runs with different options"):
         by_method(runs)
+
+
+NOT_A_NAME = "must be a name without control characters"
+
+
+@pytest.mark.parametrize("key", ["recipe", "method", "order"])
+@pytest.mark.parametrize("name", ["", " ", "a\ud800b", "a\x00b", "a\nb", "\x9b31m", "\uffff"])
+def test_names_that_cannot_be_printed(run_folder: Callable[..., Path], key: str, name: str) -> None:
+    folder = run_folder()
+    run = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**run, key: name}))
+    with pytest.raises(FileError, match=rf"run.json: '{key}' {NOT_A_NAME}"):
+        read_result(folder)
+    run["stream"]["tasks"][1]["name"] = name
+    (folder / "run.json").write_text(json.dumps(run))
+    with pytest.raises(FileError, match=rf"task 2: 'name' {NOT_A_NAME}"):
+        read_result(folder)
+
+
+def test_numbers_that_no_table_can_hold(run_folder: Callable[..., Path]) -> None:
+    folder = run_folder()
+    run = json.loads((folder / "run.json").read_text())
+    for key in ("seed", "order"):
+        (folder / "run.json").write_text(json.dumps({**run, key: 10**30}))
+        with pytest.raises(FileError, match=f"'{key}' must be at most 9223372036854775807, not 1000"):
+            read_result(folder)
+    (folder / "run.json").write_text(json.dumps({**run, "seed": 2**63 - 1}))
+    assert read_result(folder).seed == 2**63 - 1
+    lines = (folder / "results.jsonl").read_text()
+    for percent in ("NaN", "Infinity", "-Infinity", "1e300", "0", "-1", "1" + "0" * 400):
+        (folder / "results.jsonl").write_text(lines.replace('"percent": 101.0', f'"percent": {percent}'))
+        with pytest.raises(FileError, match=r"line 3: 'cost': 'percent' must be a number above 0, not"):
+            read_result(folder)
+    (folder / "results.jsonl").write_text(lines.replace('"loss": 2.0', '"loss": NaN'))
+    assert math.isnan(read_result(folder).epochs[0].loss or 0)  # training may diverge
+    times = (folder / "times.jsonl").read_text()
+    (folder / "times.jsonl").write_text(times.replace('"test_seconds": 1.0', '"test_seconds": NaN'))
+    with pytest.raises(FileError, match="line 1: 'test_seconds' must be a number of seconds, not NaN"):
+        read_result(folder)
+
+
+def test_orders_of_many_digits_are_names() -> None:
+    assert rank("7") == (False, 7, "7")
+    assert rank("9" * 5000) == (True, 0, "9" * 5000)

@@ -57,12 +57,19 @@ def test_what_cannot_be_used_is_listed(run_folder, tmp_path):
 
 
 def test_settings_of_any_shape_do_no_harm(run_folder, tmp_path):
-    """Only what is read must be right; the protocol takes the rest as it is."""
+    """Sections must be objects; the protocol takes the rest as it is."""
     folder = run_folder()
     run = json.loads((folder / "run.json").read_text())
-    for settings in ({}, {"stream": [], "network": 3, "training": "fast", "options": None}, {"x": [{"y": None}]}):
+    for settings in ({}, {"stream": {"options": 3}, "options": None}, {"x": [{"y": None}], "recipe": ["digits"]}):
         (folder / "run.json").write_text(json.dumps({**run, "settings": settings, "network": None}))
         assert len(scan(tmp_path).results) == 1
+    for section, value in (("options", [1]), ("network", "x"), ("stream", 3), ("training", "fast")):
+        (folder / "run.json").write_text(json.dumps({**run, "settings": {section: value}}))
+        (left,) = scan(tmp_path).skipped
+        assert left.reason == f"run.json: 'settings': '{section}': not a JSON object"
+    deep = json.loads("[" * 50 + "]" * 50)
+    (folder / "run.json").write_text(json.dumps({**run, "settings": {"x": deep}}))
+    assert scan(tmp_path).skipped[0].reason == "run.json: 'settings': more than 20 levels"
 
 
 def test_a_cut_line_is_a_run_that_goes_on(run_folder, tmp_path):
@@ -82,9 +89,47 @@ def test_of_doubles_the_farthest_stays(run_folder, tmp_path):
     kept, other, _ = (twin, whole.with_name("z"), short)
     assert [run.folder for run in found.results] == [kept]  # of two whole ones the first by name
     assert found.skipped == [
-        Skipped(short.with_name("short"), f"the same run as {kept}"),
+        Skipped(short.with_name("short"), f"same settings as {kept}, but other results"),
         Skipped(other, f"the same run as {kept}"),
     ]
+
+
+def test_a_copy_from_before_the_end_is_the_same_run(run_folder, tmp_path):
+    whole = run_folder()
+    os.rename(whole, whole.with_name("whole"))
+    short = run_folder([[0.9], [0.7, 0.8]], tasks=3)
+    assert scan(tmp_path).skipped == [Skipped(short, f"the same run as {whole.with_name('whole')}")]
+
+
+def test_options_name_a_method_apart(run_folder, tmp_path):
+    def add(order, **options):
+        folder = run_folder(order=order, settings={"options": options})
+        os.rename(folder, folder.with_name(f"{order}-{len(list(folder.parent.iterdir()))}"))
+
+    add("A", rank=2, scale=True)
+    add("B", rank=2.0, scale=True)
+    assert {run.method for run in scan(tmp_path).results} == {"rkr"}
+    add("A", rank=8, scale=True)
+    add("C", scale=True)  # from before there was a rank
+    found = scan(tmp_path)
+    assert found.skipped == []
+    assert [(run.method, run.order) for run in found.results] == [
+        ("rkr", "C"),
+        ("rkr (rank=2)", "A"),
+        ("rkr (rank=2)", "B"),
+        ("rkr (rank=8)", "A"),
+    ]
+    add("A", rank=8, scale=True, inner={"a": "x" * 100})
+    add("D", rank=8, scale=True, inner={"a": "y" * 100})
+    names = {run.method for run in scan(tmp_path).results}
+    assert len(names) == 5
+    assert max(map(len, names)) < 70
+
+
+def test_options_under_other_protocols_need_no_other_name(run_folder, tmp_path):
+    for epochs in (1, 2):
+        run_folder(order=epochs, settings={"training": {"epochs": epochs}, "options": {"rank": epochs}})
+    assert {run.method for run in scan(tmp_path).results} == {"rkr"}
 
 
 def test_other_protocols_are_no_doubles(run_folder, tmp_path):
@@ -144,3 +189,8 @@ def test_many_epochs_are_read_fast(run_folder, tmp_path):
     seconds = time.process_time() - began
     assert [len(run.epochs) for run in found.results] == [1000] * 20
     assert seconds < 2  # 0.15 on a slow core
+    began = time.process_time()
+    without = scan(tmp_path, epochs=False)
+    assert time.process_time() - began < 1  # 0.03
+    assert [run.matrix for run in without.results] == [run.matrix for run in found.results]
+    assert [len(run.epochs) for run in without.results] == [0] * 20

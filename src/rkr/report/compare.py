@@ -51,7 +51,7 @@ def compare(folders: Sequence[str | os.PathLike[str]]) -> Comparison:
     skipped: dict[Path, Skipped] = {}
     groups: list[tuple[Path, list[Result]]] = []
     taken: set[Path] = set()
-    scans = [(folder, collect(folder)) for folder in map(Path, folders)]
+    scans = [(folder, collect(folder, epochs=False)) for folder in map(Path, folders)]
     apart = named_apart([result for _, found in scans for result in found.results])
     for folder, found in scans:
         here, apart = apart[: len(found.results)], apart[len(found.results) :]

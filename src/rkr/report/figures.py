@@ -69,8 +69,7 @@ def accuracy_over_tasks(results: Sequence[Result], path: str | os.PathLike[str],
     """
     methods = by_method(results)
     tasks = len(results[0].tasks)
-    unfinished = sum(not result.finished for result in results)
-    with _figure((DOUBLE, max(3.2, 0.17 * (len(methods) + unfinished)))) as figure:
+    with _figure((DOUBLE, 3.2)) as figure:
         axes = figure.add_subplot()
         lines: list[tuple[float, Any]] = []  # by where they end, so that the legend is in the order of the lines
         several = False
@@ -130,7 +129,7 @@ def during_after(results: Sequence[Result], path: str | os.PathLike[str], top: T
                 heights = [100 * fmean(values) for values in of_runs]
                 axes.bar(x + shift, heights, 0.36, color=(colour, PALE if pale else 1), edgecolor=colour, linewidth=0.6)
             said = f", mean of {len(runs)} runs" if len(runs) > 1 else ""
-            axes.set_title(shortened(method, int(13 * width) - len(said)) + said, loc="left")
+            axes.set_title(shortened(method, int(11 * width) - len(said)) + said, loc="left")
             axes.set_ylim(0, 100)
             axes.grid(axis="y")
             axes.tick_params(axis="x", length=0)
@@ -140,8 +139,11 @@ def during_after(results: Sequence[Result], path: str | os.PathLike[str], top: T
             grid[0, 0].set_xticks(x, tasks)
             figure.supxlabel("task", fontsize=8)
         else:
-            grid[0, 0].xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))
+            bins = 12 if columns < 3 else 6
+            grid[0, 0].xaxis.set_major_locator(MaxNLocator(integer=True, nbins=bins, min_n_ticks=1))
             figure.supxlabel("task, in the order of learning", fontsize=8)
+        if columns == 3:
+            grid[0, 0].set_yticks([0, 50, 100])  # ticks of many panels take most of the time
         figure.supylabel(f"{_accuracy(results[0], top)} (%)", fontsize=8)
         handles = [Patch(facecolor=(GREY, alpha), edgecolor=GREY) for alpha in (PALE, 1)]
         figure.legend(handles, ["right after learning", "after all tasks"], loc="outside upper right", ncols=2)
@@ -165,7 +167,8 @@ def accuracy_matrix(result: Result, path: str | os.PathLike[str], top: Top = 1) 
         axes.set_ylabel("after learning task")
         progress = "" if result.finished else f", {result.done} of {len(result.tasks)} tasks"
         recipe, method = shortened(result.recipe, NAME), shortened(result.method, NAME)
-        axes.set_title(f"{recipe}: {method}, order {result.label}{progress}", loc="left", wrap=True)
+        title = f"{recipe}: {method}, order {shortened(result.label, NAME)}{progress}"
+        axes.set_title(textwrap.fill(title, int(11 * width)), loc="left")  # wrapped here, or a $ begins a formula
         _colour_bar(figure, mesh, axes, _accuracy(result, top))
         return _write(figure, path)
 
@@ -190,9 +193,9 @@ def accuracy_matrices(results: Sequence[Result], path: str | os.PathLike[str], t
             mesh = _heat(axes, matrix, low, high, numbers=len(methods) == 1)
             n = len(methods[method])
             said = f", mean of {n}" if n > 1 else ""
-            axes.set_title(shortened(method, int(13 * width / columns) - len(said)) + said, loc="left")
+            axes.set_title(shortened(method, int(14 * width / columns) - len(said)) + said, loc="left")
             for axis in (axes.xaxis, axes.yaxis):
-                axis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
+                axis.set_major_locator(MaxNLocator(integer=True, nbins=6 if columns < 3 else 4, min_n_ticks=1))
         _hide(grid, len(methods))
         grid[0, 0].invert_yaxis()
         figure.supxlabel("tested on task", fontsize=8)
@@ -255,7 +258,7 @@ def accuracy_against_capacity(
         for method, (value, half) in (paper or {}).items()
         if capacity and method in capacity
     ]
-    with _figure((DOUBLE, max(3.2, 0.17 * len(dots)))) as figure:
+    with _figure((DOUBLE, 3.2)) as figure:
         axes = figure.add_subplot()
         points = []
         for label, x, y, half, fill in dots:
@@ -363,7 +366,13 @@ def _legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> No
     """A legend to the right of everything, whole whatever the names are: long ones take several lines."""
     legend = figure.legend(handles, ["-"] * len(labels), loc="outside right center")
     for text, label in zip(legend.get_texts(), labels, strict=True):
-        text.set_text("\n".join(textwrap.wrap(shortened(label, 2 * NAME), LABEL)))  # set here, or "_a" is left out
+        text.set_text(_lines(label))  # set here, or "_a" is left out
+    lines = sum(_lines(label).count("\n") + 1 for label in labels)
+    figure.set_figheight(max(3.2, 0.17 * lines))
+
+
+def _lines(label: str) -> str:
+    return textwrap.fill(shortened(label, 3 * LABEL - 8), LABEL)
 
 
 def _hide(grid: Any, used: int) -> None:
@@ -410,10 +419,10 @@ def _write(figure: Figure, path: str | os.PathLike[str]) -> list[Path]:
         content = io.BytesIO()
         # Not by savefig, which draws everything once more to see how large it is.
         if kind == "png":
-            FigureCanvasAgg(figure).print_png(content)
+            FigureCanvasAgg(figure).print_png(content)  # type: ignore[no-untyped-call]
         else:
             figure.set_dpi(72)  # SVG counts in points
-            FigureCanvasSVG(figure).print_svg(content, metadata={"Date": None})
+            FigureCanvasSVG(figure).print_svg(content, metadata={"Date": None})  # type: ignore[no-untyped-call]
         target = path.with_name(f"{path.name}.{kind}")
         write_atomic(target, content.getvalue(), durable=False)
         written.append(target)

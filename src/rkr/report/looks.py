@@ -1,8 +1,8 @@
 """The colour and the marker of each method: the same in every figure and on the report page, whatever else is shown.
 
 Known methods have a fixed pair of a colour and a marker, no two the same. Any other name takes one of the pairs that
-are left, by a hash of the name, so it too looks the same everywhere. Each colour has its own way of dashing lines, so
-no picture needs colours to be understood.
+are left, by a hash of the name, so it too looks the same everywhere. Lines of one colour are dashed in different ways,
+and so are those of one marker: no picture needs colours to be understood, and no line needs its marks to be followed.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK = COLOURS = (
     "#56B4E9",
     "#000000",
 )
-DASHES: dict[str, tuple[float, ...]] = {  # strokes and gaps, in widths of the line; none is a whole line
-    BLUE: (),
-    VERMILION: (5, 2),
-    GREEN: (6, 2, 1.5, 2),
-    PURPLE: (1.5, 1.5),
-    ORANGE: (9, 3),
-    SKY: (3, 1.5),
-    BLACK: (9, 2, 1.5, 2, 1.5, 2),
-}
+DASHES: tuple[tuple[float, ...], ...] = (  # strokes and gaps, in widths of the line; none is a whole line
+    (),
+    (5, 2),
+    (6, 2, 1.5, 2),
+    (1.5, 1.5),
+    (9, 3),
+    (3, 1.5),
+    (9, 2, 1.5, 2, 1.5, 2),
+    (12, 2, 4, 2),
+    (4, 2, 1.5, 2, 1.5, 2, 1.5, 2),
+)
 MARKERS = "osD^vPX*p"  # as matplotlib calls them: circle, square, diamond, triangles, plus, cross, star, pentagon
 
 
@@ -41,8 +43,8 @@ class Look:
 
     @property
     def dashes(self) -> tuple[float, ...]:
-        """How its lines are dashed."""
-        return DASHES[self.colour]
+        """How its lines are dashed: by the square of colours and markers that has no way twice in a row or column."""
+        return DASHES[(COLOURS.index(self.colour) + MARKERS.index(self.marker)) % len(DASHES)]
 
 
 KNOWN = {

@@ -30,26 +30,26 @@ class Scan:
     skipped: list[Skipped]
 
 
-def scan(root: str | os.PathLike[str], *more: str | os.PathLike[str]) -> Scan:
+def scan(root: str | os.PathLike[str], *more: str | os.PathLike[str], epochs: bool = True) -> Scan:
     """Read all runs at or below some folders: every folder with a `run.json`.
 
     Left out are folders that cannot be read or are damaged, those of other programs, runs that have learned no task
     yet, and doubles: of runs with the same recipe, method, options, order, seed and protocol the one that is farthest
     stays. Runs of a method with different options are named apart: "rkr (rank=2)", "rkr (rank=8)".
-    FileError only if one of the given folders is none.
+    FileError only if one of the given folders is none. Without `epochs` runs have none, and are read much faster.
     """
-    found = collect(root, *more)
+    found = collect(root, *more, epochs=epochs)
     results = named_apart(found.results)
     return Scan(sorted(results, key=_place), found.skipped)
 
 
-def collect(root: str | os.PathLike[str], *more: str | os.PathLike[str]) -> Scan:
+def collect(root: str | os.PathLike[str], *more: str | os.PathLike[str], epochs: bool = True) -> Scan:
     """As `scan`, with methods called as their runs call them."""
     skipped: list[Skipped] = []
     found: dict[tuple[object, ...], list[Result]] = {}
     for folder in _folders([Path(root), *map(Path, more)], skipped):
         try:
-            result = read_result(folder)
+            result = read_result(folder, epochs)
         except FileError as error:
             skipped.append(Skipped(folder, str(error).removeprefix(f"{folder}{os.sep}")))
             continue

@@ -6,6 +6,7 @@ All statistics are computed here; the page's script only draws. Accuracies are i
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -16,7 +17,8 @@ from rkr.report.html.paper import Published, published
 from rkr.report.looks import look_of
 from rkr.report.metrics import Spread, spread
 from rkr.report.protocol import Protocol, differences, group_by_protocol, protocol
-from rkr.report.results import Result, by_method, by_recipe
+from rkr.report.results import Result, by_method, by_recipe, is_number
+from rkr.report.statistics import verdict
 from rkr.report.tables import NOTHING, Summary, _plus_minus, _points, _progress, _size, summarise, zero_shot_cells
 
 HASH = 10  # characters of a hash that are shown
@@ -67,20 +69,23 @@ def grouped(results: Sequence[Result]) -> list[Group]:
         found = []
         for shared, same in group_by_protocol(runs):
             known = published(same[0].settings)
-            name = recipe + (f" · {_changed(same[0])}" if known.changed else "")
+            changed = _changed(same[0]) if known.changed else ""
+            name = f"{recipe} · {changed}" if changed else recipe
             found.append(Group(name, same, known, shared))
         groups += sorted(found, key=lambda group: bool(group.published.changed))
     return [_told_apart(group, groups) for group in groups]
 
 
 def _changed(run: Result) -> str:
-    """A changed schedule in a few words, as the folders of such runs are called."""
+    """A changed schedule in a few words, as the folders of such runs are called; not those that its recipe has."""
     epochs, limit = (
         _mapping(run.settings.get("training")).get("epochs"),
         _mapping(run.settings.get("stream")).get("limit"),
     )
     said = [f"{epochs} epochs"] if epochs is not None else []
-    return ", ".join([*said, *([f"limit {limit}"] if limit is not None else [])]) or "changed"
+    said += [f"limit {limit}"] if limit is not None else []
+    named = f" {re.sub(r'[^0-9a-z]+', ' ', run.recipe.lower())} "
+    return ", ".join(words for words in said if f" {words} " not in named) if said else "changed"
 
 
 def _told_apart(group: Group, groups: Sequence[Group]) -> Group:
@@ -241,6 +246,7 @@ def headline(group: Group) -> Table:
             measure: Cell(_plus_minus(100 * s.accuracy.mean, s.accuracy.half_width, 100), s.accuracy.mean),
             "sd": deviation(s.accuracy.std),
             "paper": Cell(NOTHING) if s.paper is None else Cell(_plus_minus(*s.paper), s.paper[0]),
+            "verdict": Cell(NOTHING) if s.paper is None else Cell(verdict(_in_percent(s.accuracy), *s.paper)),
             "top-5": percent(top5.get(s.method)),
             "forgets": points(s.forgetting),
             "BWT": points(s.backward_transfer),
@@ -276,6 +282,7 @@ EXPLAINED = {
     "± 95 % interval over runs",
     "sd": "sample standard deviation over runs, in points",
     "paper": "what the paper prints, in %",
+    "verdict": "our mean and interval beside the paper's, the difference in points",
     "top-5": "as accuracy, the right class among the five most likely, in %",
     "forgets": "what was lost of the best accuracy on each earlier task, in points",
     "BWT": "backward transfer: what later tasks did to earlier ones, in points",
@@ -286,6 +293,11 @@ EXPLAINED = {
     "s/epoch": "median seconds of an epoch",
     "identical": "(task, later task) pairs for which the task's test logits are the same to the last bit",
 }
+
+
+def _in_percent(value: Spread) -> Spread:
+    std, half = (None if of is None else 100 * of for of in (value.std, value.half_width))
+    return Spread(100 * value.mean, std, half, value.n)
 
 
 def _top5(runs: Sequence[Result]) -> dict[str, Spread]:
@@ -309,10 +321,10 @@ def proofs(group: Group) -> Table:
         if not of:
             continue
         if any(_promises(run) for run in runs):
-            verdict = "✓ nothing was forgotten" if same == of else "✗ promised, but answers changed"
+            found = "✓ nothing was forgotten" if same == of else "✗ promised, but answers changed"
         else:
-            verdict = "not promised by the method"
-        cells = [Cell(method, method), Cell(str(len(runs)), len(runs)), Cell(f"{same}/{of}", same / of), Cell(verdict)]
+            found = "not promised by the method"
+        cells = [Cell(method, method), Cell(str(len(runs)), len(runs)), Cell(f"{same}/{of}", same / of), Cell(found)]
         table.rows.append((method, cells))
     table.rows.sort(key=lambda row: not any(_promises(run) for run in group.results if run.method == row[0]))
     return table
@@ -333,7 +345,7 @@ def runs_table(group: Group) -> Table:
             table.dim.add(len(table.rows))
         cells = [
             Cell(run.method, run.method),
-            Cell(run.order, float(run.order) if run.order.isdecimal() else run.order),
+            Cell(run.order, float(run.order) if is_number(run.order) else run.order),
             Cell(str(run.seed), run.seed),
             Cell("finished" if run.finished else f"unfinished, {_progress(run)}"),
             Cell(NOTHING) if mean is None else Cell(f"{mean:.2f}", mean),

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -21,6 +20,7 @@ from rkr.atomic import write_atomic
 from rkr.errors import UsageError
 from rkr.report.export import write_tables
 from rkr.report.html.data import EXPLAINED, Group, details, document, grouped, headline, proofs, runs_table
+from rkr.report.names import file_stem
 from rkr.report.results import Result
 from rkr.report.scan import Skipped, scan
 
@@ -52,8 +52,11 @@ class Report:
 def write_report(
     roots: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], figures: bool = True, title: str = TITLE
 ) -> Report:
-    """Write index.html, tables/ and figures/ from all runs at or below some folders."""
-    found = scan(roots[0], *roots[1:])
+    """Write index.html, tables/ and figures/ from all runs at or below some folders.
+
+    Whatever is in the folders, as much is written as can be: a recipe, table or figure that fails is in `skipped`.
+    """
+    found = scan(roots[0], *roots[1:], epochs=False)
     if not found.results:
         where = ", ".join(str(root) for root in roots)
         reasons = "; ".join(f"{skipped.path}: {skipped.reason}" for skipped in found.skipped[:3])
@@ -61,20 +64,59 @@ def write_report(
     out = Path(out)
     groups = grouped(found.results)
     page = out / "index.html"
-    write_atomic(page, render(groups, found.skipped, title).encode("utf-8", "replace"), durable=False)
+    skipped = list(found.skipped)
+    write_atomic(page, _rendered(groups, skipped, title).encode("utf-8", "replace"), durable=False)
+
+    def failed(path: Path, error: Exception) -> None:
+        skipped.append(Skipped(path, _reason(error)))
+
     tables, drawn = [], []
-    recipes = [group.results[0].recipe for group in groups]
-    for group, recipe in zip(groups, recipes, strict=True):
-        one = recipes.count(recipe) == 1
-        folder = out / "tables" if one else out / "tables" / group.protocol.hash
-        tables += write_tables(group.results, folder, {recipe: group.published.numbers})
+    for group, own in zip(groups, _own_names(groups), strict=True):
+        folder = out / "tables" / own if own else out / "tables"
+        recipe, known = group.results[0].recipe, group.published
+        tables += write_tables(group.results, folder, {recipe: known.numbers}, failed)
         if figures:
             from rkr.report.figures import write_report_figures  # matplotlib takes its time
 
-            prefix = re.sub(r"[^\w.-]+", "_", recipe if one else f"{recipe}-{group.protocol.hash}") + "-"
-            known = group.published
-            drawn += write_report_figures(group.results, out / "figures", prefix, known.numbers, known.capacity)
-    return Report(page, tables, drawn, len(found.results), found.skipped)
+            prefix = file_stem(recipe) + (f"-{own}-" if own else "-")
+            drawn += write_report_figures(group.results, out / "figures", prefix, known.numbers, known.capacity, failed)
+    return Report(page, tables, drawn, len(found.results), skipped)
+
+
+def _own_names(groups: Sequence[Group]) -> list[str]:
+    """What tells the files of groups apart whose recipes are called the same; empty for one that is called as none."""
+    stems = [file_stem(group.results[0].recipe).casefold() for group in groups]
+    names: list[str] = []
+    for group, stem in zip(groups, stems, strict=True):
+        name = "" if stems.count(stem) == 1 else group.protocol.hash
+        while name and name in names:
+            name += "_"
+        names.append(name)
+    return names
+
+
+def _rendered(groups: Sequence[Group], skipped: list[Skipped], title: str) -> str:
+    """The page, without the groups that cannot be shown; those are added to `skipped`."""
+    try:
+        return render(groups, skipped, title)
+    except Exception as error:
+        if len(groups) == 1:
+            skipped.append(Skipped(groups[0].results[0].folder, f"cannot be shown: {_reason(error)}"))
+            return render([], skipped, title)
+    shown = []
+    for group in groups:
+        try:
+            render([group])
+            shown.append(group)
+        except Exception as error:
+            skipped.append(Skipped(group.results[0].folder, f"{group.name} cannot be shown: {_reason(error)}"))
+    return render(shown, skipped, title)
+
+
+def _reason(error: Exception) -> str:
+    """An error in a line."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, UsageError) and text else f"{type(error).__name__}: {text}"[:300]
 
 
 def render(groups: Sequence[Group], skipped: Sequence[Skipped] = (), title: str = TITLE) -> str:
@@ -119,7 +161,7 @@ def _counts(groups: Sequence[Group], results: Sequence[Result], skipped: Sequenc
     unfinished = sum(not result.finished for result in results)
     parts = [
         _number(len(results), "run"),
-        f"of {_number(len({(g.name, r.method) for g in groups for r in g.results}), 'method')}",
+        f"of {_number(len({result.method for result in results}), 'method')}",
         f"in {_number(len(groups), 'recipe')}",
     ]
     text = " ".join(parts)
@@ -140,6 +182,7 @@ def _section(group: Group) -> Mapping[str, Any]:
         "title": group.published.title,
         "about": group.published.about,
         "changed": group.published.changed,
+        "printed": group.published.printed,
         "tasks": len(runs[0].tasks),
         "methods": list(dict.fromkeys(run.method for run in runs)),
         "runs": len(runs),
@@ -166,7 +209,8 @@ def _meta(group: Group) -> str:
     if "epochs" in schedule:
         parts.append(f"{schedule['epochs']} epochs a task")
     if "lr" in schedule:
-        steps = ", ".join(map(str, schedule.get("milestones") or ()))
+        milestones = schedule.get("milestones")
+        steps = ", ".join(map(str, milestones)) if isinstance(milestones, list) else ""
         steps = f" × {schedule.get('gamma')} at {steps}" if steps else ""
         parts.append(f"{schedule.get('optimizer', '')} {schedule['lr']}{steps}".strip())
     if "batch" in schedule:

@@ -30,18 +30,20 @@ class Published:
     capacity: Mapping[str, float] = field(default_factory=dict)
     zero_shot: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # method -> "CUB H" -> value
     changed: tuple[str, ...] = ()  # how the run's schedule is not the recipe's; then there are no numbers
+    printed: bool = False  # whether the paper has numbers for the recipe's own schedule
 
 
 def published(settings: Mapping[str, Any]) -> Published:
     """What is known of the recipe of a run with these settings."""
     name = settings.get("recipe")
-    if name not in recipe_names():
+    if not isinstance(name, str) or name not in recipe_names():
         return Published()
     values = tomllib.loads((SHIPPED / f"{name}.toml").read_text(encoding="utf-8"))
     title, about = str(values["title"]), str(values.get("about", ""))
     changed = tuple(_changes(settings, values))
+    in_paper = bool(values.get("paper"))
     if changed:
-        return Published(title, about, changed=changed)
+        return Published(title, about, changed=changed, printed=in_paper)
     recipe = _unchecked(values)
     methods = dict.fromkeys(number.method for number in recipe.paper)
     found: dict[str, dict[str, float]] = {}
@@ -58,6 +60,7 @@ def published(settings: Mapping[str, Any]) -> Published:
         recipe.published_numbers(),
         {method: value for method, value in capacity.items() if value is not None},
         found,
+        printed=in_paper,
     )
 
 
@@ -80,7 +83,8 @@ def _changes(settings: Mapping[str, Any], values: Mapping[str, Any]) -> list[str
         return ["unknown settings"]
     changes = []
     for part, key in (("stream", "source"), ("stream", "tasks"), ("network", "name")):
-        here, wanted = (settings.get(part) or {}).get(key), values[part].get(key)
+        own = settings.get(part)
+        here, wanted = own.get(key) if isinstance(own, Mapping) else None, values[part].get(key)
         if wanted is not None and here is not None and here != wanted:
             changes.append(f"{part} {key} {_words(here)} instead of {_words(wanted)}")
     for key, wanted in values["training"].items():

@@ -10,16 +10,20 @@ const redraws = [];
 function themes() {
   const button = document.getElementById("theme"), system = matchMedia("(prefers-color-scheme: dark)");
   const kept = () => { try { return localStorage.getItem("rkr-theme"); } catch { return null; } };
+  const offer = (now) => { // the button says what it switches to
+    button.dataset.to = now === "dark" ? "light" : "dark";
+    button.textContent = now === "dark" ? "Light mode" : "Dark mode";
+  };
   const show = () => {
     const chosen = kept();
     if (chosen) document.documentElement.dataset.theme = chosen;
-    button.setAttribute("aria-pressed", String((chosen || (system.matches ? "dark" : "light")) === "dark"));
+    offer(chosen || (system.matches ? "dark" : "light"));
   };
   button.addEventListener("click", () => {
-    const next = button.getAttribute("aria-pressed") === "true" ? "light" : "dark";
+    const next = button.dataset.to;
     try { localStorage.setItem("rkr-theme", next); } catch { /* a page from disk may keep nothing */ }
     document.documentElement.dataset.theme = next;
-    button.setAttribute("aria-pressed", String(next === "dark"));
+    offer(next);
   });
   system.addEventListener("change", show);
   show();
