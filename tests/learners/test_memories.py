@@ -234,7 +234,7 @@ def test_icarl_s_targets() -> None:
                 target = float(before[i, c].sigmoid()) if c < 5 else float(y[i] == c)
                 p = float(now[i, c].sigmoid())
                 loss -= float(target * torch.tensor(p).log() + (1 - target) * torch.tensor(1 - p).log())
-    assert float(learner.loss(x, y).loss) == pytest.approx(loss / len(x), rel=1e-5)
+    assert learner.loss(x, y).loss.item() == pytest.approx(loss / len(x), rel=1e-5)
     assert learner.teacher is not None
     assert not learner.train().teacher.training
     assert not any(p.requires_grad for p in learner.teacher.parameters())
@@ -248,7 +248,7 @@ def test_the_first_task_of_icarl_is_binary_cross_entropy() -> None:
     logits = learner.network.fc.heads[0](_features(learner, x))
     one_hot = torch.eye(3, dtype=torch.float64)[y]
     expected = -(one_hot * logits.sigmoid().log() + (1 - one_hot) * (-logits).sigmoid().log()).sum() / len(x)
-    assert float(learner.loss(x, y).loss) == pytest.approx(float(expected), rel=1e-10)
+    assert learner.loss(x, y).loss.item() == pytest.approx(float(expected), rel=1e-10)
 
 
 def test_classes_to_tasks() -> None:
@@ -309,7 +309,7 @@ def test_eeil_s_losses() -> None:
     pool.train(2, upto="unbalanced")
     learner.eval()
     expected = cross_entropy() + distillation(old[0], 0) + distillation(old[1], 1)
-    assert float(learner.loss(x, y).loss) == pytest.approx(expected, rel=1e-10)
+    assert learner.loss(x, y).loss.item() == pytest.approx(expected, rel=1e-10)
     middle = outputs()
     learner.prepare(learner.phases()[1], pool.read)
     pool.steps(2)
@@ -317,7 +317,7 @@ def test_eeil_s_losses() -> None:
     assert not learner.teacher.training
     learner.eval()
     expected = cross_entropy() + distillation(old[0], 0) + distillation(old[1], 1) + distillation(middle[2], 2)
-    assert float(learner.loss(x, y).loss) == pytest.approx(expected, rel=1e-10)
+    assert learner.loss(x, y).loss.item() == pytest.approx(expected, rel=1e-10)
 
 
 def test_eeil_answers_with_the_highest_output() -> None:

