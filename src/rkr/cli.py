@@ -7,8 +7,10 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from rkr.core.cost import Cost
+    from rkr.engine.events import Watch
     from rkr.experiments import How, Plan
     from rkr.reproduce import Exhibit
 
@@ -30,6 +33,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+T = TypeVar("T")
+_RANK = int(os.environ.get("RANK", "0"))  # of several processes the first speaks for all
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 
 
@@ -316,19 +321,11 @@ def reproduce(
 
 
 def _run_exhibit(plans: list[Plan], workers: int, threads: int | None, json_: bool) -> None:
-    from rkr.display import choose_display
-    from rkr.experiments import STOPPED, How, run_plan
-    from rkr.report import find_results
-    from rkr.report.figures import write_figures
+    from rkr.experiments import How, run_plan
 
     for plan in plans:
-        with choose_display("json" if json_ else "auto") as watch:
-            done = run_plan(plan, How(workers, threads), watch)
-        if not done:
-            if not json_:
-                print("The same command goes on from here.")
-            raise typer.Exit(STOPPED)
-        write_figures(find_results(plan.root), plan.root / "figures")
+        _watched(json_, partial(run_plan, plan, How(workers, threads)))
+        _draw(plan)
         if not json_:
             print(f"figures: {plan.root / 'figures'}")
 
@@ -423,8 +420,7 @@ def tune(
     json_: Json = False,
 ) -> None:
     """Choose a method's options on validation samples of the first tasks, never on the test."""
-    from rkr.display import choose_display
-    from rkr.experiments import STOPPED, How
+    from rkr.experiments import How
     from rkr.recipes import load_recipe
     from rkr.tune import outcome, parsed_grid, run_search, search_plan, tuning, write_chosen
 
@@ -432,12 +428,8 @@ def tune(
         raise UsageError(f"--tasks must be at least 1, not {tasks}")
     search = tuning(load_recipe(recipe), method, tasks, out, parsed_grid(grid or ()))
     plan = search_plan(search, order, epochs, data)
-    with choose_display("json" if json_ else "auto") as watch:
-        done = run_search(plan, How(workers, threads), watch)
-    if done is None:
-        if not json_:
-            print("The same command goes on from here.")
-        raise typer.Exit(STOPPED)
+    done = _watched(json_, partial(run_search, plan, How(workers, threads)))
+    assert done is not None
     plan, diverged = done
     found = outcome(search, plan)
     chosen = write_chosen(search, found)
@@ -469,10 +461,34 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
+def _watched(json_: bool, work: Callable[[Watch], T]) -> T:
+    """Do with a display what can be interrupted; if it was, and so yields nothing, say how to go on and leave."""
+    from rkr.display import choose_display
+    from rkr.experiments import STOPPED
+
+    with choose_display("json" if json_ else "auto") as watch:
+        done = work(watch)
+    if not done and not _RANK:
+        if not json_:
+            print("The same command goes on from here.")
+        raise typer.Exit(STOPPED)
+    return done
+
+
+def _draw(plan: Plan) -> None:
+    """Figures of all runs of a recipe that there are; those that cannot be compared get folders of their own."""
+    from rkr.report import comparable
+    from rkr.report.figures import write_figures
+    from rkr.report.scan import scan
+
+    groups = comparable(scan(plan.root).results)
+    for name, runs in groups.items():
+        write_figures(runs, plan.root / "figures" / (name if len(groups) > 1 else ""))
+
+
 def _run(plan: Plan, how: How, json_: bool, matrices: bool = False, figures: bool = True) -> None:
     """Run, then show what came out."""
-    from rkr.display import choose_display
-    from rkr.experiments import STOPPED, run_plan
+    from rkr.experiments import run_plan
     from rkr.report import (
         accuracy_table,
         added_by_a_task,
@@ -482,24 +498,15 @@ def _run(plan: Plan, how: How, json_: bool, matrices: bool = False, figures: boo
         summary_tables,
         zero_shot_table,
     )
-    from rkr.report.figures import write_figures
-    from rkr.report.scan import scan
 
-    with choose_display("json" if json_ else "auto") as watch:
-        done = run_plan(plan, how, watch)
-    if int(os.environ.get("RANK", "0")):
-        return  # the first of several processes speaks for all
-    if not done:
-        if not json_:
-            print("The same command goes on from here.")
-        raise typer.Exit(STOPPED)
+    _watched(json_, partial(run_plan, plan, how))
+    if _RANK:
+        return
     results = [read_result(plan.folder(job)) for job in plan.jobs]
     shortened = plan.epochs is not None or plan.limit is not None  # the paper's numbers are of its own schedule
     paper = {} if shortened else plan.recipe.published_numbers()
     if figures:
-        groups = comparable(scan(plan.root).results)
-        for name, runs in groups.items():
-            write_figures(runs, plan.root / "figures" / (name if len(groups) > 1 else ""))
+        _draw(plan)
     if json_:
         for runs in comparable(results).values():
             print(json.dumps({"event": "summary", **summary_json(runs, paper)}))
