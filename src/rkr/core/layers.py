@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rkr.core import kernels
+from rkr.core.changes import Rectification
 from rkr.core.rectification import formula, rectified_weight, scaled
-from rkr.core.sites import BATCH_NORMS, CONVS, Site, join
+from rkr.core.sites import BATCH_NORMS, CONVS, Site
 from rkr.core.state import TaskState, version_key
 from rkr.errors import UsageError
 
@@ -200,6 +201,26 @@ def _factored_padding(conv: nn.Conv2d, x: Tensor) -> tuple[int, int] | None:
     return cast("tuple[int, int]", conv.padding)
 
 
+class _Changed(_Exchanged):
+    """A layer under any other change: the module's own forward with the task's weight and bias, then the output's."""
+
+    @property
+    def weight(self) -> Tensor:
+        site, task = self._rkr, _task_at(self._rkr)
+        return site.weight if task is None else site.change.weight(site, task)
+
+    @property
+    def bias(self) -> Tensor | None:
+        site, task = self._rkr, _task_at(self._rkr)
+        return site.bias if task is None else site.change.bias(site, task)
+
+    def forward(self, x: Tensor) -> Tensor:
+        site, task = self._rkr, _task_at(self._rkr)
+        check_input(site, x)
+        y: Tensor = super().forward(x)  # type: ignore[misc]
+        return y if task is None else site.change.output(site, task, x, y)
+
+
 class _Attention(_Exchanged):
     """`nn.MultiheadAttention`: its packed input projection is a Linear from E to 3·E without a module of its own."""
 
@@ -232,7 +253,8 @@ class _BatchNorm(_Norm):
         mixed = self._rkr.active.mixed
         if mixed is not None:
             return mixed.batch_norm(self._rkr, x)
-        return super().forward(x)  # type: ignore[misc]
+        plain, task = super().forward, self._rkr.active.task  # type: ignore[misc]
+        return plain(x) if task is None else self._rkr.change.normalised(self._rkr, task, x, plain)
 
 
 def _norm_tensor(module: Any, name: str) -> Tensor | None:
@@ -240,8 +262,7 @@ def _norm_tensor(module: Any, name: str) -> Tensor | None:
     if site.active.mixed is not None and (site.affine or site.stats):
         raise NeedsGrouping(site.path)
     task = site.active.task
-    found = None if task is None else task.get(join(site.path, name))
-    return found if found is not None else site.base_tensor(name)
+    return site.base_tensor(name) if task is None else site.change.norm(site, task, name)
 
 
 class _Pinned(_Exchanged):
@@ -270,11 +291,11 @@ class _Head(_Exchanged):
 
     @property
     def weight(self) -> Tensor:
-        return head_tensor(self._rkr, "head.weight")  # type: ignore[return-value]
+        return head_tensor(self._rkr, "weight")  # type: ignore[return-value]
 
     @property
     def bias(self) -> Tensor | None:
-        return head_tensor(self._rkr, "head.bias")
+        return head_tensor(self._rkr, "bias")
 
     def forward(self, x: Tensor) -> Tensor:
         site = self._rkr
@@ -283,12 +304,12 @@ class _Head(_Exchanged):
         return super().forward(x)  # type: ignore[misc]
 
 
-def head_tensor(site: Site, key: str) -> Tensor | None:
+def head_tensor(site: Site, name: str) -> Tensor | None:
     """The head's weight or bias for the task in use."""
     if site.active.mixed is not None:
         raise NeedsGrouping(site.path)
     task = site.active.task
-    return site.base_tensor(key.rpartition(".")[2]) if task is None else task.get(key)
+    return site.base_tensor(name) if task is None else site.change.head(site, task, name)
 
 
 def check_input(site: Site, x: Tensor) -> None:
@@ -332,6 +353,8 @@ def exchange(site: Site) -> None:
         mixin = _Pinned
     elif site.kind == "norm":
         mixin = _BatchNorm if isinstance(module, BATCH_NORMS) else _Norm
+    elif not isinstance(site.change, Rectification):
+        mixin = _Changed
     elif site.kind == "attention":
         mixin = _Attention
     elif site.kind == "linear":

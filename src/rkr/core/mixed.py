@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rkr.core.changes import Rectification
 from rkr.core.layers import NeedsGrouping, autocasts, merged_for, own_buffers
 from rkr.core.rowwise import is_rowwise
 from rkr.core.sites import Site, join
@@ -176,6 +177,8 @@ def may_run_by_layer(model: RectifiedModel, tasks: Sequence[TaskState]) -> bool:
     """Whether the "layer" strategy applies to this call, pays, and holds for this network."""
     options = model.options
     if options.mixed == "group" or len(tasks) == 1 or options.layout != "axes":
+        return False
+    if not isinstance(model.change, Rectification):
         return False
     if torch.is_grad_enabled() or autocasts(_device(model)) or any(s.module.training for s in model._sites):
         return False

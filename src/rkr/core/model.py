@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from rkr.core import cost, files, layers, mixed, zoo
+from rkr.core.changes import Change, Rectification
 from rkr.core.options import Options
 from rkr.core.sites import BATCH_NORMS, OTHER_NORMS, Site, find_sites, join
 from rkr.core.state import Active, MergeCache, TaskState, TaskTable, clone_state, version_key
 from rkr.errors import UsageError
-
-NO_DECAY_SUFFIX = "f"
 
 
 def rectify(network: nn.Module, rank: int | None = None, head: str | None = None, **options: Any) -> RectifiedModel:
@@ -66,17 +65,26 @@ class RectifiedModel(nn.Module):
         tasks: The tasks by name, in order.
         options: The options it was made with.
         head: Name of the classification layer, or None.
+        change: What a task does to each layer. Methods other than RKR bring their own.
     """
 
-    def __init__(self, network: nn.Module, options: Options, head: str | None, attach: bool = True) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        options: Options,
+        head: str | None,
+        attach: bool = True,
+        change: Change | None = None,
+    ) -> None:
         super().__init__()
+        self.change = change or Rectification()
         active = Active(cache=MergeCache(options.cache_bytes))
         if attach and any(layers.is_exchanged(m) for m in network.modules()):
             raise UsageError(
                 "this network is rectified already: use the model that rectify returned, rkr.load, or "
                 "model.merged(task)"
             )
-        sites = find_sites(network, options, head, active)
+        sites = find_sites(network, options, self.change, head, active)
         self.network = network
         self.tasks = TaskTable()
         self.options = options
@@ -128,8 +136,9 @@ class RectifiedModel(nn.Module):
         if name in self.tasks:
             raise UsageError(f"there is a task named {name!r} already: choose another name, or remove_task it first")
         source = self._source(init)
+        always_open = self.change.opens_base
         first = len(self.tasks) == 0 and not self.base_frozen
-        if train_base and not first:
+        if train_base and not first and not always_open:
             raise UsageError(
                 f"the base network cannot be trained with task {name!r}: earlier tasks depend on it. "
                 "Only the first task may use train_base=True."
@@ -137,8 +146,8 @@ class RectifiedModel(nn.Module):
         count, names = _class_list(classes, self.head)
         task = TaskState(name, count, names)
         head = {} if count is None else self._new_head(count, head_init)
-        open_base = first and train_base is not False
-        if not open_base:
+        open_base = first and train_base is not False and not always_open
+        if not open_base and not always_open:
             if len(self.tasks) and not self.base_frozen and not self._base_has_changed():
                 warnings.warn(
                     "the base network was not trained since its first task was added, and is frozen now: train that "
@@ -151,7 +160,7 @@ class RectifiedModel(nn.Module):
                 continue  # the base's own normalisation is trained; freeze_base hands it to the task
             for key, tensor in site.draw().items():
                 kept = None if source is None else source.get(key)
-                task.put(key, tensor if kept is None else kept.detach().clone())
+                task.put(key, tensor if kept is None else _inherited(kept, tensor))
         for key, tensor in head.items():
             task.put(key, tensor)
         self.tasks.put(task)
@@ -174,7 +183,7 @@ class RectifiedModel(nn.Module):
         A base that was trained with the task stays as it is, because files of the task may depend on it.
         """
         task = self.tasks[name]
-        if not self.base_frozen and self._base_has_changed():
+        if not self.base_frozen and not self.change.opens_base and self._base_has_changed():
             self.freeze_base()
         self.tasks.remove(name)
         self._active.cache.drop(task)
@@ -203,7 +212,7 @@ class RectifiedModel(nn.Module):
         free: list[nn.Parameter] = []
         for key, p in named.items():
             path, _, last = key.rpartition(".")
-            undecayed = id(p) in norms or path in norm_paths or (last == NO_DECAY_SUFFIX and key not in base)
+            undecayed = id(p) in norms or path in norm_paths or (last in self.change.undecayed and key not in base)
             (free if undecayed else plain).append(p)
         return [{"params": plain}, {"params": free, "weight_decay": 0.0}]
 
@@ -267,6 +276,8 @@ class RectifiedModel(nn.Module):
         """
         task = self.tasks[name]
         self._check_owner()
+        if not isinstance(self.change, Rectification):
+            raise UsageError(f"{type(self.change).__name__} does not fold into plain weights: use the model itself")
         plain = copy.deepcopy(self.network, {id(self._active): Active()})  # without the tasks
         modules = dict(plain.named_modules())
         with torch.no_grad():
@@ -583,6 +594,14 @@ def _check_name(name: object) -> None:
         name.encode()
     except UnicodeEncodeError:
         raise UsageError(f"the name {name!r} has characters that no file can hold") from None
+
+
+def _inherited(kept: Tensor, fresh: Tensor) -> Tensor:
+    """What a new task starts with: an earlier task's tensor, and new values where the network has grown since."""
+    if kept.shape == fresh.shape:
+        return kept.detach().clone()
+    fresh[tuple(map(slice, kept.shape))] = kept.detach()
+    return fresh
 
 
 def _is_norm(module: nn.Module) -> bool:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from rkr.core.layers import original_class
+from rkr.core.graph import Tracer
 from rkr.core.sites import BATCH_NORMS, CONVS, OTHER_NORMS
 
 _ACTIVATIONS = ("relu", "relu6", "gelu", "silu", "elu", "leaky_relu", "tanh", "sigmoid", "softplus", "hardswish")
@@ -35,26 +35,16 @@ _MODULES: tuple[type[nn.Module], ...] = (
     nn.Dropout,
     nn.Identity,
 )
-_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 def is_rowwise(network: nn.Module) -> bool:
     """Whether it is proved that each sample's output depends on that sample alone, layer by layer."""
     modules = dict(network.named_modules())
     try:
-        graph = _Tracer().trace(network)
+        graph = Tracer().trace(network)
     except Exception:  # whatever a user's forward does with a symbolic input: then there is no proof
         return False
     return all(_is_rowwise(node, modules) for node in graph.nodes)
-
-
-class _Tracer(fx.Tracer):
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return _from_torch(m) and not isinstance(m, _CONTAINERS)
-
-
-def _from_torch(module: nn.Module) -> bool:
-    return original_class(module).__module__.startswith("torch.nn")
 
 
 def _is_rowwise(node: fx.Node, modules: dict[str, nn.Module]) -> bool:

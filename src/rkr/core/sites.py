@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
+from rkr.core.changes import Change
 from rkr.core.options import Options
-from rkr.core.rectification import factor_shapes, lm_std
 from rkr.core.state import STATISTICS, Active, TaskState, version_key
 from rkr.errors import UsageError
 
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 BATCH_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+WEIGHTS = ("linear", "conv", "attention")
 OTHER_NORMS = tuple(getattr(nn, name) for name in ("LayerNorm", "GroupNorm", "RMSNorm") if hasattr(nn, name))
 
 
@@ -31,8 +31,9 @@ class Site:
     active: Active
     kind: str  # "linear", "conv", "attention" (of attention), "norm", "head" or "pinned" (shared, with buffers)
     options: Options
-    rank: int | None = None  # None: the weight is not rectified
-    scaled: bool = False
+    change: Change
+    rank: int | None = None  # of a rectification; None: the weight is not rectified
+    scaled: bool = False  # by F
     affine: bool = False  # norm: each task has its own affine parameters
     stats: bool = False  # norm: each task has its own running statistics
 
@@ -53,6 +54,10 @@ class Site:
         """The base bias."""
         return self.module._parameters.get(self.bias_name)
 
+    def own(self, task: TaskState, name: str) -> Tensor | None:
+        """A tensor that a task keeps here."""
+        return task.get(join(self.path, name))
+
     def factors(self, task: TaskState) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """LM, RM and F of a task here."""
         p = task._parameters
@@ -66,12 +71,7 @@ class Site:
             names = (("weight", "bias") if self.affine else ()) + (STATISTICS if self.stats else ())
             found = {name: self.base_tensor(name) for name in names}
             return {join(self.path, n): tuple(t.shape) for n, t in found.items() if t is not None}
-        shapes: dict[str, tuple[int, ...]] = {}
-        if self.rank is not None:
-            shapes[self.lm], shapes[self.rm] = factor_shapes(self.weight.shape, self.rank)
-        if self.scaled:
-            shapes[self.f] = (self.weight.shape[0],)
-        return shapes
+        return {join(self.path, name): shape for name, shape in self.change.shapes(self).items()}
 
     def base_tensor(self, name: str) -> Tensor | None:
         """A parameter or buffer of the base at this place."""
@@ -100,17 +100,9 @@ class Site:
                 key: self.base_tensor(key.rpartition(".")[2]).detach().clone()  # type: ignore[union-attr]
                 for key in self.shapes()
             }
-        if not self.shapes():
+        if self.kind in ("head", "pinned"):
             return {}
-        w = self.weight
-        tensors = {key: torch.zeros(s, dtype=w.dtype, device=w.device) for key, s in self.shapes().items()}
-        if self.rank is not None:
-            lm = tensors[self.lm]
-            std = self.options.init_gain * lm_std("conv" if self.kind == "conv" else "linear", lm.shape[0])
-            tensors[self.lm] = torch.randn(lm.shape).mul_(std).to(lm)
-        if self.scaled:
-            tensors[self.f].fill_(1)
-        return tensors
+        return {join(self.path, name): tensor for name, tensor in self.change.draw(self).items()}
 
 
 def join(path: str, name: str) -> str:
@@ -118,7 +110,7 @@ def join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def find_sites(network: nn.Module, options: Options, head: str | None, active: Active) -> list[Site]:
+def find_sites(network: nn.Module, options: Options, change: Change, head: str | None, active: Active) -> list[Site]:
     """The places of a network that tasks change. Checks everything before anything is touched."""
     modules = dict(network.named_modules())
     lazy = next((n for n, p in network.named_parameters() if is_lazy(p)), None)
@@ -128,12 +120,12 @@ def find_sites(network: nn.Module, options: Options, head: str | None, active: A
         head = _check_head(network, modules, head)
     sites = []
     for path, module in modules.items():
-        site = _site_of(path, module, options, head, active)
+        site = _site_of(path, module, options, change, head, active)
         if site is None and any(b is not None for b in module._buffers.values()):
-            site = Site(path, module, active, "pinned", options)
+            site = Site(path, module, active, "pinned", options, change)
         if site is not None:
             sites.append(site)
-    if not any(s.rank is not None or s.scaled for s in sites):
+    if not any(s.kind in WEIGHTS for s in sites):
         raise UsageError(
             "nothing to rectify: no Linear or convolution layer passes the options "
             f"(include={list(options.include)}, exclude={list(options.exclude)}, "
@@ -156,25 +148,34 @@ def _check_patterns(options: Options, layers: list[str]) -> None:
                 raise UsageError(f"{name}: no layer matches {pattern!r}; layers: {some}")
 
 
-def _site_of(path: str, module: nn.Module, options: Options, head: str | None, active: Active) -> Site | None:
+def _site_of(
+    path: str, module: nn.Module, options: Options, change: Change, head: str | None, active: Active
+) -> Site | None:
     if path == head:
-        return Site(path, module, active, "head", options)
+        return Site(path, module, active, "head", options, change)
     if parametrize.is_parametrized(module):
         return None
     if isinstance(module, BATCH_NORMS):
         has_stats = module._buffers.get("running_mean") is not None
         return Site(
-            path, module, active, "norm", options, affine=options.bn_affine, stats=options.bn_stats and has_stats
+            path,
+            module,
+            active,
+            "norm",
+            options,
+            change,
+            affine=options.bn_affine,
+            stats=options.bn_stats and has_stats,
         )
     if isinstance(module, OTHER_NORMS):
-        return Site(path, module, active, "norm", options, affine=True) if options.norm == "per_task" else None
+        return Site(path, module, active, "norm", options, change, affine=True) if options.norm == "per_task" else None
     kind = weight_kind(module)
     if kind is None or not options.selects(path):
         return None
     family = "conv" if kind == "conv" else "linear"
     rank = options.rank_of(path) if options.rectifies(family) else None
-    scaled = options.scales(family)
-    return Site(path, module, active, kind, options, rank, scaled) if rank or scaled else None
+    site = Site(path, module, active, kind, options, change, rank, options.scales(family))
+    return site if change.applies(site) else None
 
 
 def weight_kind(module: nn.Module) -> str | None:

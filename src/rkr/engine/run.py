@@ -241,6 +241,7 @@ class Run:
             optimizer.zero_grad(set_to_none=True)
             fabric.backward(loss)
             sum_gradients(fabric, trained)
+            learner.before_step(optimizer)
             optimizer.step()
             learner.after_step()
             correct = outcome.correct if outcome.correct is not None else outcome.loss.new_tensor(math.nan)

@@ -12,7 +12,9 @@ from typing import Any
 
 from rkr.core.options import Options
 from rkr.errors import UsageError
+from rkr.learners.ccll import Ccll
 from rkr.learners.eeil import Eeil
+from rkr.learners.eft import Eft
 from rkr.learners.ewc import Ewc
 from rkr.learners.finetune import Finetune
 from rkr.learners.head_only import HeadOnly
@@ -92,6 +94,8 @@ METHODS: dict[str, Method] = {
         Eeil,
         "EEIL (Castro et al. 2018): exemplars, distillation, a balanced phase; keeps as iCaRL",
     ),
+    "ccll": Method(Ccll, "CCLL (Singh et al. 2020): every layer's output is calibrated for each task"),
+    "eft": Method(Eft, "EFT (Verma et al. 2021): grouped convolutions on every layer's output"),
 }
 
 ZERO_SHOT_METHODS: dict[str, Method] = {

@@ -4,7 +4,7 @@
                     for each phase:  prepare(phase, train)
                         groups()                      what to optimise
                         for each epoch:  begin_epoch(progress)
-                            for each batch:  loss(x, y), after_step()
+                            for each batch:  loss(x, y), before_step(optimizer), after_step()
                     end(train, validation)            importance weights, memories, freezing, ...
     at any time:    predict(x, number)                logits over the classes of one task
 
@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save as encode_tensors
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from rkr.atomic import write_atomic
 from rkr.core.cost import multiply_adds
@@ -147,6 +148,9 @@ class Learner(nn.Module):
     def loss(self, x: Tensor, y: Tensor) -> Outcome:
         """The loss of a batch; `y` counts classes over all tasks."""
         raise NotImplementedError
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """The gradients of `loss` are there, over all processes, and the optimiser is about to move by them."""
 
     def after_step(self) -> None:
         """The optimiser has moved."""
