@@ -10,11 +10,11 @@ RKR's is `Rectification`. Methods that generate, decompose, calibrate or grow we
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rkr.core.rectification import factor_shapes, lm_std
 from rkr.core.state import TaskState
@@ -72,6 +72,10 @@ class Change:
     def normalised(self, site: Site, task: TaskState, x: Tensor, plain: Callable[[Tensor], Tensor]) -> Tensor:
         """What leaves a BatchNorm; `plain` is the layer's own forward, with the task's tensors."""
         return plain(x)
+
+    def run(self, network: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], task: TaskState | None) -> Any:
+        """The network's output."""
+        return network(*args, **kwargs)
 
     def head(self, site: Site, task: TaskState, name: str) -> Tensor | None:
         """The "weight" or "bias" of the task's head."""

@@ -7,7 +7,7 @@ that 100 %. Statistics and heads are counted apart, so no cost is hidden.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, cast
@@ -246,10 +246,13 @@ def _multiply_adds(model: RectifiedModel, example: Tensor | Sequence[int] | None
     )
 
 
-def multiply_adds(network: nn.Module, example: Tensor | Sequence[int]) -> tuple[int, dict[nn.Module, int]]:
+def multiply_adds(
+    network: nn.Module, example: Tensor | Sequence[int], run: Callable[[Tensor], Any] | None = None
+) -> tuple[int, dict[nn.Module, int]]:
     """Multiply-adds of a network's convolutions and linear layers for one sample, and the values each layer puts out.
 
-    Runs the sample, an input or its shape without the batch, and counts at each layer from its output's shape.
+    Runs the sample, an input or its shape without the batch, and counts at each layer from its output's shape. `run`
+    computes the network, if it is not to be called by itself.
     """
     reference = next(iter(network.parameters()))
     if not isinstance(example, Tensor | Sequence):
@@ -267,7 +270,7 @@ def multiply_adds(network: nn.Module, example: Tensor | Sequence[int]) -> tuple[
         products += values * inputs
 
     def record(module: nn.Module, inputs: Any, output: Any) -> None:
-        count(module, output.numel(), prod(cast("Tensor", module._parameters["weight"]).shape[1:]))
+        count(module, output.numel(), prod(cast("Tensor", module.weight).shape[1:]))
 
     def record_attention(module: nn.Module, inputs: Any, keywords: Any, output: Any) -> None:
         # Attention reads its projections' weights without calling them: one output per input value of q, k and v.
@@ -289,7 +292,7 @@ def multiply_adds(network: nn.Module, example: Tensor | Sequence[int]) -> tuple[
     try:
         network.eval()
         with torch.no_grad():
-            network(x)
+            (run or network)(x)
     except Exception as error:
         raise UsageError(f"the network does not run on an input of shape {tuple(x.shape[1:])}: {error}") from error
     finally:

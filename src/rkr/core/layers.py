@@ -166,17 +166,22 @@ class _Conv(_MergedWeight):
         return self._convolve(x, *merged(site))
 
     def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        conv: Any = self
-        if weight[0, 0].numel() == 1 and len(set(conv.stride)) > 1:
-            # The weight gradient of a channels_last 1x1 convolution with unequal strides writes out of bounds in
-            # torch 2.13 on CPUs. Padding, then reading every n-th pixel, is the same convolution with stride 1.
-            mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
-            x = F.pad(x, conv._reversed_padding_repeated_twice, mode)
-            picked: Any = (..., *[slice(None, None, s) for s in conv.stride])
-            x = x[picked]
-            apply = (F.conv1d, F.conv2d, F.conv3d)[weight.dim() - 3]
-            return apply(x, weight, bias, groups=conv.groups)
-        return conv._conv_forward(x, weight, bias)
+        return convolve(cast("nn.Conv2d", self), x, weight, bias)
+
+
+def convolve(conv: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """What a convolution layer computes, with a weight and bias that need not be its own."""
+    stride, few = conv.stride, min(weight.shape[:2]) < 16
+    if weight[0, 0].numel() == 1 and (len(set(stride)) > 1 or (few and max(stride) > 1)):
+        # The weight gradient of a channels_last 1x1 convolution with unequal strides, or with strides and few channels,
+        # writes out of bounds in torch 2.13 on CPUs. Padding, then reading every n-th pixel, is the same with stride 1.
+        mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
+        x = F.pad(x, conv._reversed_padding_repeated_twice, mode)
+        picked: Any = (..., *[slice(None, None, s) for s in stride])
+        x = x[picked]
+        apply = (F.conv1d, F.conv2d, F.conv3d)[weight.dim() - 3]
+        return apply(x, weight, bias, groups=conv.groups)
+    return conv._conv_forward(x, weight, bias)
 
 
 def _factored_padding(conv: nn.Conv2d, x: Tensor) -> tuple[int, int] | None:

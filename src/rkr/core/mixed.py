@@ -153,7 +153,7 @@ def run_groups(model: RectifiedModel, args: Any, kwargs: Any, batch: MixedBatch,
         part, named = take((tuple(args), dict(kwargs)), picked, len(order))
         # In training mode statistics move: the task in use may learn from its samples, the others may not.
         with nullcontext() if task is current or not model.training else own_buffers(task):
-            outputs.append(logits_of(model.network(*part, **named)))
+            outputs.append(logits_of(model.change.run(model.network, part, named, task)))
     active.task = current
     return assemble(outputs, rows, class_dim(model))
 

@@ -261,8 +261,7 @@ class RectifiedModel(nn.Module):
             with self._as_when_frozen():
                 if tasks is not None:
                     return mixed.run(self, args, kwargs, tasks)
-                self._active.require()
-                return self.network(*args, **kwargs)
+                return self.change.run(self.network, args, kwargs, self._active.require())
         except RuntimeError as error:
             self._explain((*args, *kwargs.values()), error)
             raise

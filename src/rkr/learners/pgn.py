@@ -1,0 +1,127 @@
+"""PGN, progressive neural networks (Rusu et al., 2016): a column for each task, helped by all earlier ones."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rkr.core.growth import Growth
+from rkr.core.layers import convolve
+from rkr.core.sites import Site, join
+from rkr.core.state import TaskState
+from rkr.errors import UsageError
+from rkr.learners.growing import Growing
+from rkr.learners.learner import MakeNetwork, SeenTask
+
+LATERALS = ("linear", "adapter")
+
+
+class Columns(Growth):
+    """Columns side by side in one network.
+
+    What a column's layer takes from earlier ones are its lateral connections: part of its weight if they are linear,
+    U ReLU(V α h + c) with adapters (equation 2), where V brings all earlier columns down to the width of the task's own
+    and α has a number for each of them.
+    """
+
+    def output(self, site: Site, task: TaskState, x: Tensor, y: Tensor) -> Tensor:
+        reduce, into, alpha, bias = (site.own(task, name) for name in ("reduce", "into", "alpha", "reduce_bias"))
+        if reduce is None or into is None or alpha is None:
+            return y
+        count = reduce.shape[1]  # inputs that come from earlier columns: the first ones
+        space = self.spaces.into[site.path]
+        column = self.times(space)[0].repeat_interleave(space.takers[site.path])[:count]
+        earlier = x[:, :count] * alpha[column].view(1, -1, *[1] * (x.dim() - 2))
+        if x.dim() == 2:
+            lateral = F.linear(F.relu(F.linear(earlier, reduce, bias)), into)
+        else:
+            assert isinstance(site.module, nn.Conv2d)
+            lateral = convolve(site.module, F.relu(F.conv2d(earlier, reduce, bias)), into, None)
+        old = y.shape[1] - lateral.shape[1]
+        return torch.cat([y[:, :old], y[:, old:] + lateral], 1)
+
+
+class ProgressiveNetwork(Growing):
+    """Train a column, freeze it (batch normalisation with it), and put a new one beside it for the next task.
+
+    The first column is the network itself. Later ones are thin: else parameters grow with the square of the number of
+    columns, and only so does the published size come out (171 % on LeNet). A head takes the features of its own
+    column and of all earlier ones.
+
+    Args:
+        make: Builds the network.
+        head: Its classification layer.
+        ratio: Width of a later column, as a share of the network's; at least one unit in a layer.
+        lateral: Connections from earlier columns: "linear", or through an "adapter" with a hidden layer.
+    """
+
+    isolating = True
+
+    def __init__(self, make: MakeNetwork, head: str, *, ratio: float = 0.061, lateral: str = "linear") -> None:
+        if not 0 < ratio <= 1:
+            raise UsageError(f"ratio must be above 0 and at most 1, not {ratio}")
+        if lateral not in LATERALS:
+            raise UsageError(f"lateral must be one of {', '.join(LATERALS)}, not {lateral!r}")
+        super().__init__(make, head, Columns(make(), head, "PGN", settled=True))
+        self.ratio, self.lateral = ratio, lateral
+
+    def begin(self, task: SeenTask) -> None:
+        super().begin(task)
+        if not task.number:
+            return
+        spaces = self.growth.spaces.growing
+        self.growth.grow(self.model, {space.name: max(1, round(self.ratio * space.width)) for space in spaces})
+        with torch.no_grad():
+            for site in self.layers():
+                rows, columns = self.born(site)
+                absent = rows < columns  # earlier columns take nothing from later ones
+                if self.lateral == "adapter":
+                    absent = absent | ((rows > columns) & bool(site.path in self.growth.spaces.into))
+                site.weight.masked_fill_(absent.view(*absent.shape, *[1] * (site.weight.dim() - 2)), 0)
+                if self.lateral == "adapter" and site.path in self.growth.spaces.into:
+                    self._add_adapter(site)
+        self.model.set_task(task.name)
+
+    def _add_adapter(self, site: Site) -> None:
+        state, number = self.model.tasks[self.task.name], self.task.number
+        rows, columns = self.born(site)
+        outputs, own = int((rows == number).sum()), int((columns == number).sum())
+        earlier = columns.numel() - own
+        own //= self.growth.spaces.into[site.path].takers[site.path]  # as wide as the task's own column
+        kernel = site.weight.shape[2:]
+        shapes: dict[str, tuple[int, ...]] = {
+            "reduce": (own, earlier, *[1] * len(kernel)),
+            "reduce_bias": (own,),
+            "into": (outputs, own, *kernel),
+        }
+        for name, shape in shapes.items():
+            fan = shapes[name.partition("_")[0]][1:]
+            bound = torch.Size(fan).numel() ** -0.5
+            state.put(join(site.path, name), torch.empty(shape).uniform_(-bound, bound).to(site.weight))
+        state.put(join(site.path, "alpha"), torch.empty(number).uniform_(0, 0.1).to(site.weight))
+
+    def held(self, site: Site) -> Tensor | None:
+        number = self.task.number
+        if not number:
+            return None
+        rows, columns = self.born(site)
+        held = (rows < number).expand(-1, columns.shape[1])
+        if self.lateral == "adapter" and site.path in self.growth.spaces.into:
+            held = held | (columns < number)
+        return held
+
+    def used(self, site: Site) -> int:
+        """Nothing of what is absent: connections from later columns, or those that an adapter replaces."""
+        rows, columns = self.born(site)
+        present = rows >= columns
+        if self.lateral == "adapter" and site.path in self.growth.spaces.into:
+            present = rows == columns
+        return int(present.sum()) * site.weight[0, 0].numel()
+
+    def norm_numbers(self, key: str, tensor: Tensor, number: int) -> int:
+        """A column's own units; copies of those of earlier columns are no new numbers."""
+        if not number:
+            return tensor.numel()
+        space = self.growth.spaces.out[key.rpartition(".")[0]]
+        return int((self.growth.times(space)[0] == number).sum())
