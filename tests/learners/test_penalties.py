@@ -709,7 +709,7 @@ def test_lwf_imitates_the_network_of_before(bn: str) -> None:
     x, y = batch(seen[2])
     answers = [learner.predict(x, n).detach() for n in range(2)]
     learner.begin(seen[2])
-    learner.prepare(learner.phases()[0], reader(seen[2]))
+    learner.prepare(learner.phases()[1], reader(seen[2]))
     assert learner.teacher is not None
     teacher, before = state(learner.teacher), state(learner.network)
     steps(learner, seen[2], 3)
@@ -725,6 +725,28 @@ def test_lwf_imitates_the_network_of_before(bn: str) -> None:
         p, q = (answers[n] / 2).softmax(1), (learner.predict(x, n) / 2).log_softmax(1)
         expected = expected - 0.7 * (p * q).sum(1).mean()
     assert float(learner.loss(x, y).loss) == pytest.approx(float(expected), rel=1e-10)
+
+
+def test_lwf_trains_the_new_head_alone_first() -> None:
+    torch.manual_seed(0)
+    learner = cast("Lwf", METHODS["lwf"].build(make, "fc", warm_up=0.25))
+    seen = tasks()
+    learner.begin(seen[0])
+    assert [(p.name, p.share) for p in learner.phases()] == [("train", 1.0)]
+    learner.begin(seen[1])
+    first, second = learner.phases()
+    assert (first.name, first.share, second.name, second.share) == ("warm-up", 0.25, "train", 0.75)
+    before = state(learner.network)
+    learner.prepare(first, reader(seen[1]))
+    steps(learner, seen[1], 3)
+    after = learner.network.state_dict()
+    assert {key for key in before if not torch.equal(after[key], before[key])} == {
+        "fc.heads.1.weight",
+        "fc.heads.1.bias",
+    }
+    learner.prepare(second, reader(seen[1]))
+    steps(learner, seen[1], 3)
+    assert not torch.equal(learner.network.state_dict()["bn1.running_mean"], before["bn1.running_mean"])
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -785,6 +807,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("si", {"damping": 0.0}, "damping"),
     ("pc", {"reduction": 0}, "reduction"),
     ("lwf", {"temperature": 0.0}, "temperature"),
+    ("lwf", {"warm_up": 1.0}, "warm_up"),
     ("lwf", {"bn": "per_task"}, "shared, frozen, not"),
     ("joint", {"bn": "per_task"}, "shared, frozen, not"),
     ("icarl", {"bn": "per_task"}, "shared, frozen, not"),
