@@ -247,12 +247,14 @@ class _Beside:
 
     def _ours(self, number: PaperNumber, runs: Sequence[Result], i: int) -> Spread | None:
         """What we have for a printed number; `i` is the task where it is of one."""
-        if number.metric in COUNTED:
-            counted = _counted(self.recipe.name, number.method)
-            return None if counted is None or number.metric not in counted else spread([counted[number.metric]])
+        counted = _counted(self.recipe.name, number.method) if number.metric in COUNTED else None
+        if counted is not None:
+            return spread([counted[number.metric]]) if number.metric in counted else None
         finished = [run for run in runs if run.finished]
-        if not finished:
+        if not finished or number.metric in COUNTED[1:]:
             return None
+        if number.metric == "capacity":  # of a method whose training decides on it
+            return spread([run.costs[-1].percent for run in finished])
         require_one_protocol(finished)
         return spread([100 * _measured(run, number.metric, i) for run in finished])
 
@@ -260,22 +262,18 @@ class _Beside:
         self, number: PaperNumber, runs: Sequence[Result], ours: Spread | None, value: float, half_width: float | None
     ) -> str:
         if ours is None:
-            return self._state(runs, number.method)
+            return self._state(runs)
         if number.metric in COUNTED:
             same = round(ours.mean, _decimals(value)) == value
             return "the same to the printed digit" if same else verdict(ours, value)
         changed = next((fields for run in runs if run.finished and (fields := self._changed(run))), "")
         return verdict(ours, value, half_width, comparable=not changed, why=changed)
 
-    def _state(self, runs: Sequence[Result], method: str = "") -> str:
+    def _state(self, runs: Sequence[Result]) -> str:
         """Why there is no number of ours."""
         begun = [f"{run.done} of {len(run.tasks)} tasks" for run in runs if not run.finished]
         if begun:
             return f"not finished: {', '.join(begun)}"
-        try:
-            self.recipe.method(method or next(iter(self.recipe.methods)))
-        except UsageError:
-            return "no such method here"
         return "not run"
 
     def _changed(self, run: Result) -> str:
@@ -311,9 +309,10 @@ def _measured(run: Result, metric: str, i: int) -> float:
 
 @cache
 def _counted(name: str, method: str) -> Mapping[str, float] | None:
-    """Capacity, parameters, multiply-adds: a learner makes room for all tasks, and is counted; None if there is none.
+    """Capacity, parameters, multiply-adds: a learner makes room for all tasks, and is counted.
 
-    Parameters and multiply-adds are what tasks add to the network, so they are known of methods that rectify.
+    None if only training decides on its size. Parameters and multiply-adds are what tasks
+    add to the network, so they are known of methods that change its layers and freeze the rest.
     """
     import warnings
 
@@ -322,9 +321,8 @@ def _counted(name: str, method: str) -> Mapping[str, float] | None:
     from rkr.learners.learner import SeenTask
 
     recipe = load_recipe(name)
-    try:
-        chosen = recipe.method(method)
-    except UsageError:
+    chosen = recipe.method(method)
+    if chosen.method.learner.learns_its_size:
         return None
     tasks, zero_shot = recipe.stream.tasks, recipe.zero_shot
     has_classifier = "classifier" in chosen.method.options
@@ -337,8 +335,9 @@ def _counted(name: str, method: str) -> Mapping[str, float] | None:
             learner.begin(SeenTask(number, f"task {number}", ("a", "b"), 2 * number, attributes, unseen))
     capacity = learner.capacity().percent
     counted = {"capacity": capacity}
-    if isinstance(model := getattr(learner, "model", None), RectifiedModel):
+    model = getattr(learner, "model", None)
+    if isinstance(model, RectifiedModel) and not model.change.opens_base:
         counted["parameters per task"] = (capacity - 100) / tasks
         macs = model.cost(recipe.takes).multiply_adds
-        counted["multiply-adds"] = 0.0 if macs is None else macs.paper_percent
+        counted["multiply-adds"] = 0.0 if macs is None else macs.paper_percent + macs.change_percent
     return counted

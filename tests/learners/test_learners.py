@@ -16,6 +16,7 @@ from rkr.learners.learner import SeenTask, TaskHead, decay_groups
 
 ISOLATING = [name for name, method in METHODS.items() if method.learner.isolating]
 CLASSES = (3, 2, 4)
+COMPUTES_MORE = {"ccll", "den", "eft", "pgn", "rps-net"}
 
 
 def make() -> nn.Module:
@@ -55,6 +56,7 @@ def learn(learner: Learner, task: SeenTask, steps: int = 3) -> list[float]:
             outcome = learner.loss(*batch(task, seed=step % 2))
             optimizer.zero_grad()
             outcome.loss.backward()
+            learner.before_step(optimizer)
             optimizer.step()
             learner.after_step()
             losses.append(outcome.loss.item())
@@ -75,14 +77,19 @@ def test_every_method_learns_and_answers_with_each_task_s_classes(name: str) -> 
     learner = METHODS[name].build(make, "fc")
     for task in tasks():
         losses = learn(learner, task, steps=12)
-        assert losses[-1] < losses[0]
+        assert losses[-1] < losses[0] or losses[-1] < losses[-12]  # phases may have losses of their own
         assert [tuple(answers(learner, n).shape) for n in range(task.number + 1)] == [
             (20, classes) for classes in CLASSES[: task.number + 1]
         ]
     capacity = learner.capacity()
     assert capacity.network == sum(p.numel() for p in make().parameters())
     assert capacity.bytes >= 4 * capacity.network * 0.9  # heads of 3 classes are smaller than one of 9
-    assert capacity.multiply_adds == 16 * 9 * 16 + 16 * 32 * 16 * 9 + 128 * 128 + 128 * 9
+    plain = 16 * 9 * 16 + 16 * 32 * 16 * 9 + 128 * 128 + 128 * 9
+    assert capacity.multiply_adds is not None
+    if name in COMPUTES_MORE:  # how much is tested beside each method
+        assert capacity.multiply_adds > plain
+    else:
+        assert capacity.multiply_adds == plain
 
 
 @pytest.mark.parametrize("name", ISOLATING)

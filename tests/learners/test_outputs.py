@@ -91,7 +91,7 @@ def test_ccll_computes_a_network_written_out(where: str, unit: str) -> None:
     torch.manual_seed(2)
     own = learner.model.tasks["t1"]
     with torch.no_grad():
-        for key, value in own.tensors().items():
+        for value in own.tensors().values():
             if value.is_floating_point():
                 value.add_(0.1 * torch.rand_like(value))
     learner.eval()
@@ -142,6 +142,13 @@ def test_a_network_that_cannot_be_traced_is_refused_with_a_word() -> None:
     with pytest.raises(UsageError, match=r"CCLL needs a network whose forward can be traced"):
         Ccll(Odd, "fc", where="after")
     Ccll(Odd, "fc")  # which nothing needs to be known for
+
+
+def test_what_a_calibration_adds_in_computation() -> None:
+    """LeNet puts out 20 x 32 x 32 and 50 x 16 x 16 values of maps, and 1,300 units."""
+    assert begun("ccll", rkr.networks.lenet).capacity().multiply_adds == 10_946_000 + 10 * (20480 + 12800) + 1300
+    eft = begun("eft", rkr.networks.lenet).capacity().multiply_adds
+    assert eft == 10_946_000 + (20480 + 12800) * (9 * 5 + 10) + 1300
 
 
 # -- EFT ------------------------------------------------------------------------------------------------------

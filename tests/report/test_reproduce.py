@@ -125,7 +125,8 @@ def test_printed_differences_become_numbers(tmp_path: Path) -> None:
 
 def test_what_the_paper_only_draws(run_folder: Callable[..., Path], tmp_path: Path) -> None:
     run_folder(TEN[:6], recipe="split-cifar-resnet32", method="rkr", order=0)
-    (line,) = lines(load_exhibit("figure-split-cifar"), tmp_path / "runs")
+    line, *others = lines(load_exhibit("figure-split-cifar"), tmp_path / "runs")
+    assert [(other.method, other.verdict) for other in others] == [("ccll", "not run"), ("hnet", "not run")]
     assert line.ours is not None
     assert (line.paper, line.ours.mean) == (None, pytest.approx(62.5))
     assert line.cells[3:] == ("–", "62.50", "–", "1", "the paper prints no number")
@@ -145,7 +146,7 @@ def test_runs_that_are_not_the_papers(run_folder: Callable[..., Path], tmp_path:
     assert line.verdict == "not comparable: other network.name, training.epochs"
     assert found(rows, method="rkr-lite", metric="average accuracy").verdict == "not finished: 3 of 10 tasks"
     assert found(rows, method="ewc", metric="average accuracy").verdict == "not run"
-    assert found(rows, method="ccll", metric="average accuracy").verdict == "no such method here"
+    assert found(rows, method="apd", metric="capacity").verdict == "not run"  # which only training decides on
     assert len(found_.left_out) == 1
     assert "ewc" in found_.left_out[0]
 

@@ -73,6 +73,10 @@ class Change:
         """What leaves a BatchNorm; `plain` is the layer's own forward, with the task's tensors."""
         return plain(x)
 
+    def multiply_adds(self, site: Site, values: int) -> int:
+        """What `output` adds for a sample at a layer that puts out so many values."""
+        return 0
+
     def run(self, network: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], task: TaskState | None) -> Any:
         """The network's output."""
         return network(*args, **kwargs)

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from rkr.core.changes import Rectification
 from rkr.core.layers import original_class
-from rkr.core.sites import BATCH_NORMS, OTHER_NORMS, weight_kind
+from rkr.core.sites import BATCH_NORMS, OTHER_NORMS, WEIGHTS, weight_kind
 from rkr.core.state import TaskState, is_statistic
 from rkr.errors import UsageError
 
@@ -64,16 +65,23 @@ class MultiplyAdds:
         network: The plain network's convolutions and linear layers.
         paper: The paper's convention: one multiply for each scaled convolution channel, as if folded into the filter.
         per_output: One multiply for each scaled value: the cost of really scaling the outputs.
+        change: What another method's change adds, which does not fold into weights; 0 for RKR.
     """
 
     network: int
     paper: int
     per_output: int
+    change: int = 0
 
     @property
     def paper_percent(self) -> float:
         """`paper` in percent of the network."""
         return 100 * self.paper / max(self.network, 1)
+
+    @property
+    def change_percent(self) -> float:
+        """`change` in percent of the network."""
+        return 100 * self.change / max(self.network, 1)
 
     @property
     def per_output_percent(self) -> float:
@@ -238,11 +246,12 @@ def _multiply_adds(model: RectifiedModel, example: Tensor | Sequence[int] | None
         products, outputs = multiply_adds(model.network, example)
     finally:
         model._active.task = active
-    scaled = [s for s in model._sites if s.scaled]
+    scaled = [s for s in model._sites if s.scaled and isinstance(s.change, Rectification)]
     return MultiplyAdds(
         products,
         sum(s.weight.shape[0] for s in scaled if s.kind == "conv"),
         sum(outputs.get(s.module, 0) for s in scaled),
+        sum(s.change.multiply_adds(s, outputs.get(s.module, 0)) for s in model._sites if s.kind in WEIGHTS),
     )
 
 

@@ -15,6 +15,8 @@ class Tracer(fx.Tracer):
     """Looks into the user's own modules and containers, not into torch's layers."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if isinstance(m, BATCH_NORMS):  # or a subclass, such as the one that normalises over processes
+            return True
         return original_class(m).__module__.startswith("torch.nn") and not isinstance(m, _CONTAINERS)
 
 

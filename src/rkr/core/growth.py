@@ -3,7 +3,8 @@
 A unit is a channel of a convolution or an output of a linear layer; units that must come together are a space
 (`widths.py`). The weights of all units lie in the network's own parameters, which grow at their ends. Every unit has a
 time of birth, and one of death where a copy has taken its place: task t computes with the units born by t and not dead
-at t. So earlier tasks do not see what came later.
+at t. So earlier tasks do not see what came later. A unit's slot, which its copies inherit, says which unit of another
+space a shortcut without weights ties it to.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from rkr.core.state import TaskState, version_key
 from rkr.core.widths import Space, find_spaces
 
 NEVER = 1 << 30
+SLOTS = 1 << 20  # of one task's new units
 
 
 class Growth(Change, nn.Module):
@@ -39,9 +41,11 @@ class Growth(Change, nn.Module):
         super().__init__()
         self.spaces = find_spaces(network, head, need)
         self.settled = settled
+        device = next(network.parameters()).device
         for i, space in enumerate(self.spaces.growing):
-            self.register_buffer(f"born{i}", torch.zeros(space.width, dtype=torch.long))
-            self.register_buffer(f"dead{i}", torch.full((space.width,), NEVER))
+            self.register_buffer(f"born{i}", torch.zeros(space.width, dtype=torch.long, device=device))
+            self.register_buffer(f"dead{i}", torch.full((space.width,), NEVER, device=device))
+            self.register_buffer(f"slot{i}", torch.arange(space.width, device=device))
         self._head = head
         self._index = {space.name: i for i, space in enumerate(self.spaces.growing)}
         self._numbers: dict[str, int] = {}  # of tasks, by name
@@ -60,6 +64,10 @@ class Growth(Change, nn.Module):
         """Birth and death of a space's units, in tasks."""
         i = self._index[space.name]
         return self.get_buffer(f"born{i}"), self.get_buffer(f"dead{i}")
+
+    def slots(self, space: Space) -> Tensor:
+        """Of a space's units: equal ones of two spaces are tied where a shortcut appends zeros."""
+        return self.get_buffer(f"slot{self._index[space.name]}")
 
     def units(self, space: Space, number: int) -> Tensor:
         """The units that task `number` knows, as positions in the space."""
@@ -90,6 +98,8 @@ class Growth(Change, nn.Module):
         module.num_batches_tracked.add_(1)
         parts = []
         for part, training in ((slice(None, old), False), (slice(old, None), True)):
+            if not mean[part].numel():
+                continue
             w, b = (None if t is None else (t[part] if training else t[part].detach()) for t in (weight, bias))
             momentum = module.momentum if training else 0.0
             parts.append(
@@ -99,9 +109,11 @@ class Growth(Change, nn.Module):
 
     def _old(self, site: Site, task: TaskState) -> int:
         """How many of the units that a task knows are earlier tasks'; they come first."""
-        born, _ = self.times(self.spaces.out[site.path])
-        number = self.number(task)
-        return int((born[self.units(self.spaces.out[site.path], number)] < number).sum())
+        space, number = self.spaces.out.get(site.path), self.number(task)
+        if space is None:  # channels that cannot grow, as those of the input
+            mean = site.own(task, "running_mean")
+            return len(mean) if number and mean is not None else 0
+        return int((self.times(space)[0][self.units(space, number)] < number).sum())
 
     def _cut(self, site: Site, task: TaskState, whole: Tensor, inputs: bool) -> Tensor:
         """The part of a weight or bias that a task knows; without gradients it is kept for the next time."""
@@ -129,8 +141,7 @@ class Growth(Change, nn.Module):
     def _positions(self, space: Space | None, number: int, size: int, values: int = 1) -> Tensor:
         if space is None:
             return torch.arange(size)
-        units = self.units(space, number)
-        return (units[:, None] * values + torch.arange(values, device=units.device)).flatten()
+        return _spread(self.units(space, number), values)
 
     def run(self, network: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], task: TaskState | None) -> Any:
         """The network; where it pads channels with zeros, the units of each task keep their places."""
@@ -139,15 +150,20 @@ class Growth(Change, nn.Module):
         return _Runner(network, self, self.number(task)).run(*args)
 
     def carry(self, x: Tensor, before: Space, after: Space, number: int) -> Tensor:
-        """Channels of one space in the places of another: every task's units at the beginning of that task's."""
-        sources, targets = self.units(before, number), self.units(after, number)
-        born, target_born = self.times(before)[0][sources], self.times(after)[0][targets]
-        out = x.new_zeros(x.shape[0], len(targets), *x.shape[2:])
-        for task in born.unique().tolist():
-            taken, places = (born == task).nonzero()[:, 0], (target_born == task).nonzero()[:, 0]
-            count = min(len(taken), len(places))
-            out[:, places[:count]] = x[:, taken[:count]]
+        """Channels of one space in the places of another: every task's units at the beginning of that task's.
+
+        A copy is in the place of what it is a copy of.
+        """
+        taken, places = self.tied(before, after, number)
+        out = x.new_zeros(x.shape[0], len(self.units(after, number)), *x.shape[2:])
+        out[:, places] = x[:, taken]
         return out
+
+    def tied(self, before: Space, after: Space, number: int) -> tuple[Tensor, Tensor]:
+        """Which of the units that a task knows of one space go where among those of another."""
+        sources, targets = (self.slots(space)[self.units(space, number)] for space in (before, after))
+        taken, places = (sources[:, None] == targets).nonzero(as_tuple=True)
+        return taken, places
 
     # -- growing ------------------------------------------------------------------------------------------
 
@@ -162,6 +178,49 @@ class Growth(Change, nn.Module):
         were before.
         """
         self._widen(model, {name: list(origins) for name, origins in units.items() if origins})
+
+    def remove(self, model: RectifiedModel, units: Mapping[str, Sequence[int]]) -> None:
+        """Take away units that came with the task added last: no other task knows them."""
+        task = model.tasks.last()
+        assert task is not None
+        number = self.number(task)
+        gone = {name: list(found) for name, found in units.items() if found}
+        before = {space.name: self.units(space, number) for space in self.spaces.growing}
+        modules, left = dict(model.network.named_modules()), {}
+        with torch.no_grad():
+            for space in self.spaces.growing:
+                if space.name in gone:
+                    left[space.name] = self._take_away(modules, space, gone[space.name], number)
+            self.fit_unused(model.network, number)
+            for key, (space, dim, values) in self._own(model).items():
+                kept = task.get(key)
+                if kept is not None and kept.dim() and space.name in gone:
+                    stays = left[space.name][before[space.name]].nonzero()[:, 0]
+                    task.put(key, kept.index_select(dim, _spread(stays, values)).contiguous())
+        task.trainable(model.task == task.name)
+        model.refresh()
+
+    def _take_away(self, modules: dict[str, nn.Module], space: Space, gone: Sequence[int], number: int) -> Tensor:
+        """Cut units out of a space and its layers; returns for each unit that there was whether it stays."""
+        born, i = self.times(space)[0], self._index[space.name]
+        stays = torch.ones_like(born, dtype=torch.bool)
+        stays[list(gone)] = False
+        assert bool((born[~stays] == number).all())
+        for name in ("born", "dead", "slot"):
+            self.register_buffer(f"{name}{i}", self.get_buffer(f"{name}{i}")[stays])
+        rows = stays.nonzero()[:, 0]
+        for path in space.makers:
+            for name, tensor in modules[path]._parameters.items():
+                if tensor is not None:
+                    modules[path]._parameters[name] = _like(tensor, cut(tensor.detach(), [rows]).clone())
+        for path, values in space.takers.items():
+            if path != self._head:
+                tensor = modules[path]._parameters["weight"]
+                assert tensor is not None
+                every = torch.arange(len(tensor), device=rows.device)
+                picked = [every, _spread(rows, values)]
+                modules[path]._parameters["weight"] = _like(tensor, cut(tensor.detach(), picked).clone())
+        return stays
 
     def _widen(self, model: RectifiedModel, new: Mapping[str, Sequence[int | None]]) -> None:
         """Append units to spaces; an origin (a unit's position) makes the new unit its copy, and ends its life."""
@@ -185,6 +244,12 @@ class Growth(Change, nn.Module):
         born, dead = self.times(space)
         old, i = len(born), self._index[space.name]
         copies = {old + k: origin for k, origin in enumerate(origins) if origin is not None}
+        slots = self.slots(space)
+        first = max([number * SLOTS - 1, *slots[slots // SLOTS == number].tolist()]) + 1
+        fresh_slots = first + torch.arange(len(origins), device=slots.device)
+        for place, origin in copies.items():
+            fresh_slots[place - old] = slots[origin]
+        self.register_buffer(f"slot{i}", torch.cat([slots, fresh_slots]))
         self.register_buffer(f"born{i}", torch.cat([born, born.new_full((len(origins),), number)]))
         dead = torch.cat([dead, dead.new_full((len(origins),), NEVER)])
         dead[list(copies.values())] = number
@@ -243,13 +308,10 @@ class Growth(Change, nn.Module):
         """Give the task's own tensors (normalisation, head) the places of its units now; copies have their origin's."""
         assert task.classes is not None
         norms = [site for site in model._sites if site.kind == "norm" and site.path in self.spaces.out]
-        dims = {key: (self.spaces.out[site.path], 0, 1) for site in norms for key in site.shapes()}
         fresh = {key: tensor for site in norms for key, tensor in site.draw().items()}
-        into = self.spaces.into.get(self._head)
-        if into is not None:
-            dims["head.weight"] = into, 1, into.takers[self._head]
+        if self._head in self.spaces.into:
             fresh["head.weight"] = model._new_head(task.classes, "random")["head.weight"]
-        for key, (space, dim, values) in dims.items():
+        for key, (space, dim, values) in self._own(model).items():
             kept = task.get(key)
             if kept is None or not kept.dim() or space.name not in new:
                 continue
@@ -263,6 +325,13 @@ class Growth(Change, nn.Module):
                 parts.append(table.narrow(dim, place * values, values))
             task.put(key, torch.cat(parts, dim).detach().clone())
         task.trainable(model.task == task.name)
+
+    def _own(self, model: RectifiedModel) -> dict[str, tuple[Space, int, int]]:
+        """Tensors of a task that have a place for each unit: the space, the dimension, and values of a unit."""
+        norms = [site for site in model._sites if site.kind == "norm" and site.path in self.spaces.out]
+        found = {key: (self.spaces.out[site.path], 0, 1) for site in norms for key in site.shapes()}
+        into = self.spaces.into.get(self._head)
+        return found if into is None else {**found, "head.weight": (into, 1, into.takers[self._head])}
 
 
 class _Runner(fx.Interpreter):
@@ -282,6 +351,7 @@ class _Runner(fx.Interpreter):
 
 def cut(whole: Tensor, picked: Sequence[Tensor]) -> Tensor:
     """The given rows and columns of a tensor, in its memory format."""
+    layout = layout_of(whole)  # which picking here and there does not keep
     for dim, positions in enumerate(picked):
         count = len(positions)
         if count == whole.shape[dim]:
@@ -290,7 +360,12 @@ def cut(whole: Tensor, picked: Sequence[Tensor]) -> Tensor:
             whole = whole.narrow(dim, 0, count)
         else:
             whole = whole.index_select(dim, positions.to(whole.device))
-    return whole.contiguous(memory_format=layout_of(whole)) if whole.dim() == 4 else whole.contiguous()
+    return whole.contiguous(memory_format=layout)
+
+
+def _spread(units: Tensor, values: int) -> Tensor:
+    """Where the values of units lie, each of which has so many."""
+    return (units[:, None] * values + torch.arange(values, device=units.device)).flatten()
 
 
 def layout_of(weight: Tensor) -> torch.memory_format:

@@ -67,7 +67,7 @@ _SAME = {
     *(getattr(F, f"{kind}_pool{n}d") for kind in ("max", "avg", "adaptive_avg", "adaptive_max") for n in (1, 2, 3)),
     *(torch.relu, torch.tanh, torch.sigmoid, operator.getitem),
 }
-_SAME_METHODS = {"relu", "tanh", "sigmoid", "contiguous", "mean"}
+_SAME_METHODS = {"relu", "tanh", "sigmoid", "contiguous", "mean", "to", "float", "double", "half", "bfloat16"}
 _JOINING = {operator.add, operator.iadd, operator.mul, torch.add, torch.mul}
 _FLATTENING = {torch.flatten, "flatten"}
 _SAME_MODULES = (
@@ -101,6 +101,7 @@ class _Finder(fx.Interpreter):
 
     def __init__(self, network: nn.Module, graph: fx.Graph, head: str, need: str) -> None:
         super().__init__(network, graph=graph)
+        self.extra_traceback = False  # messages without where in the graph
         self._head, self._need = head, need
         self._shapes: dict[fx.Node, torch.Size] = {}
         self._at: dict[fx.Node, tuple[int, int]] = {}  # number of the space, values of a channel
@@ -109,6 +110,8 @@ class _Finder(fx.Interpreter):
         self._fixed: set[int] = set()
         self._found: list[tuple[str, str, int, int]] = []  # role, layer, space, values of a channel
         self._pads: list[tuple[fx.Node, int, int]] = []
+        self._loose: set[fx.Node] = set()  # tensors of the network's own that are no layer's
+        self._used: set[int] = set()  # weights of layers that were called
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
@@ -117,6 +120,8 @@ class _Finder(fx.Interpreter):
         if not isinstance(value, Tensor) or value.dim() < 2:
             if n.all_input_nodes:
                 self._refuse(n)
+            if isinstance(value, Tensor) and value.numel() > 1:
+                self._loose.add(n)
             return value
         self._shapes[n] = value.shape
         self._place(n, value.shape[1])
@@ -124,6 +129,8 @@ class _Finder(fx.Interpreter):
 
     def _place(self, n: fx.Node, size: int) -> None:
         sources = [m for m in n.all_input_nodes if m in self._at]
+        if self._loose.intersection(n.all_input_nodes):
+            self._refuse(n)
         if n.op == "placeholder":
             self._at[n] = self._new(size), 1
             self._fixed.add(self._at[n][0])
@@ -148,7 +155,8 @@ class _Finder(fx.Interpreter):
         else:
             plain = n.target in _SAME or n.target is F.pad or n.target in _JOINING
             plain = plain or (n.op == "call_method" and n.target in _SAME_METHODS)
-            if not plain or len(sources) != 1 or size != self._shapes[sources[0]][1]:
+            plain = plain and len(sources) == 1 and _of_pixels(n, len(self._shapes[sources[0]]))
+            if not plain or size != self._shapes[sources[0]][1]:
                 self._refuse(n)
             self._at[n] = self._at[sources[0]]
 
@@ -158,6 +166,10 @@ class _Finder(fx.Interpreter):
         if len(sources) != 1:
             self._refuse(n)
         space, values = self._at[sources[0]]
+        weight = module._parameters.get("weight")
+        if weight is not None and id(weight) in self._used:
+            raise UsageError(f"{self._need}: the weight of {path!r} is used twice, and cannot grow")
+        self._used.add(id(weight))
         if isinstance(module, (nn.Linear, *CONVS)):
             if getattr(module, "groups", 1) != 1:
                 raise UsageError(f"{self._need}: the convolution {path!r} has groups, and cannot grow")
@@ -227,3 +239,14 @@ class _Finder(fx.Interpreter):
             else:
                 pads[node] = ends[0], ends[1]
         return Spaces(tuple(spaces.values()), out, into, pads, self.graph)
+
+
+def _of_pixels(n: fx.Node, dims: int) -> bool:
+    """Whether an index or a mean leaves samples and channels alone."""
+    if n.target is operator.getitem:
+        index = n.args[1]
+        return isinstance(index, tuple) and index[:2] == (slice(None), slice(None))
+    if n.target == "mean":
+        over: Any = n.args[1] if len(n.args) > 1 else n.kwargs.get("dim", 0)
+        return all(dim % dims > 1 for dim in ((over,) if isinstance(over, int) else over))
+    return True

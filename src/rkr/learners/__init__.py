@@ -12,19 +12,25 @@ from typing import Any
 
 from rkr.core.options import Options
 from rkr.errors import UsageError
+from rkr.learners.apd import Apd
 from rkr.learners.ccll import Ccll
+from rkr.learners.den import Den
 from rkr.learners.eeil import Eeil
 from rkr.learners.eft import Eft
 from rkr.learners.ewc import Ewc
 from rkr.learners.finetune import Finetune
 from rkr.learners.head_only import HeadOnly
+from rkr.learners.hnet import Hnet
 from rkr.learners.icarl import Icarl
 from rkr.learners.joint import Joint
 from rkr.learners.l2t import L2Transfer
 from rkr.learners.learner import Learner, MakeNetwork
 from rkr.learners.lwf import Lwf
+from rkr.learners.pgn import ProgressiveNetwork
 from rkr.learners.progress_compress import ProgressCompress
+from rkr.learners.rcl import ReinforcedLearning
 from rkr.learners.rkr import Rkr
+from rkr.learners.rps import RpsNet
 from rkr.learners.separate import Separate
 from rkr.learners.si import SynapticIntelligence
 from rkr.learners.zeroshot import Base, Lzsl, Original, Penalty, Ridge, ZeroShot, ZeroShotRkr
@@ -94,8 +100,20 @@ METHODS: dict[str, Method] = {
         Eeil,
         "EEIL (Castro et al. 2018): exemplars, distillation, a balanced phase; keeps as iCaRL",
     ),
+    "rps-net": Method(
+        RpsNet, "RPS-Net (Rajasegaran et al. 2019): random paths through parallel modules; else keeps as iCaRL"
+    ),
+    "pgn": Method(ProgressiveNetwork, "PGN (Rusu et al. 2016): a thin column for each task beside all earlier ones"),
+    "den": Method(
+        Den,
+        "DEN (Yoon et al. 2018): retrains what a task needs, adds units, copies those that drift; 180 % on LeNet",
+        {"expand": 0.0215, "split": 0.0215},
+    ),
+    "rcl": Method(ReinforcedLearning, "RCL (Xu & Zhu 2018): a policy searches how much wider a task makes each layer"),
     "ccll": Method(Ccll, "CCLL (Singh et al. 2020): every layer's output is calibrated for each task"),
     "eft": Method(Eft, "EFT (Verma et al. 2021): grouped convolutions on every layer's output"),
+    "hnet": Method(Hnet, "HNET (von Oswald et al. 2020): a hypernetwork generates the weights of every task"),
+    "apd": Method(Apd, "APD (Yoon et al. 2020): weights shared under masks, plus a sparse part of each task"),
 }
 
 ZERO_SHOT_METHODS: dict[str, Method] = {

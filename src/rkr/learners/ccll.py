@@ -64,6 +64,10 @@ class Calibration(Change):
         conv = self._after.get(site.path)
         return y if conv is None else calibrated(y, *self._kernels(task, conv))
 
+    def multiply_adds(self, site: Site, values: int) -> int:
+        """A 3x3 kernel and the gate for every value of a map, one factor for a unit."""
+        return 10 * values if site.kind == "conv" else values
+
     def _kernels(self, task: TaskState, path: str) -> tuple[Tensor, Tensor]:
         return _own(task, path, "spatial"), _own(task, path, "channel")
 

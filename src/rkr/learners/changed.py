@@ -59,4 +59,6 @@ class Changed(Learner):
     def capacity(self) -> Capacity:
         cost = self.model.cost()
         own = sum(task.parameters for task in cost.tasks)
-        return Capacity(cost.network + own, cost.network, cost.total_bytes, self._plain.multiply_adds)
+        macs = cost.multiply_adds
+        computed = None if macs is None else macs.network + macs.change
+        return Capacity(cost.network + own, cost.network, cost.total_bytes, computed)

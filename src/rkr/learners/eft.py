@@ -66,6 +66,12 @@ class Transformation(Change):
             parts.append(F.conv2d(y, weight, own[f"{name}_bias"], padding=padding, groups=groups))
         return parts[0] + parts[1]
 
+    def multiply_adds(self, site: Site, values: int) -> int:
+        shapes = self.shapes(site)
+        if "unit" in shapes:
+            return values
+        return values * (9 * shapes["spatial"][1] + shapes["pointwise"][1])
+
 
 def group_size(channels: int, wanted: int) -> int:
     """Channels of a group: as wanted, or the next smaller number that divides them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +31,12 @@ class Growing(Changed):
 
     def __init__(self, make: MakeNetwork, head: str, growth: Growth) -> None:
         super().__init__(make, head, growth, Options(bn="per_task"))
-        self.growth = growth
         self._held: list[tuple[nn.Parameter, Tensor, Tensor]] = []  # weight, where it is held, its values there
+
+    @property
+    def growth(self) -> Growth:
+        """How it grows: a part of the model, so that its state is there once."""
+        return cast("Growth", self.model.change)
 
     def begin(self, task: SeenTask) -> None:
         self.growth.enter(task.name)
@@ -56,14 +60,17 @@ class Growing(Changed):
         """Which entries of a layer's weight, as (O, I), the task at hand must not move; None: it may move all."""
         return None
 
+    def held_bias(self, site: Site) -> Tensor | None:
+        """Which entries of a layer's bias it must not move; by default those of units whose weights are all held."""
+        where = self.held(site)
+        return None if where is None else where.all(1)
+
     def prepare(self, phase: Phase, train: ReadSamples) -> None:
         self._held = []
         for site in self.layers():
-            where = self.held(site)
-            if where is not None:
-                self._hold(site.weight, where)
-                if site.bias is not None:
-                    self._hold(site.bias, where.all(1))
+            for parameter, where in ((site.weight, self.held(site)), (site.bias, self.held_bias(site))):
+                if parameter is not None and where is not None:
+                    self._hold(parameter, where)
 
     def _hold(self, parameter: Tensor, where: Tensor) -> None:
         assert isinstance(parameter, nn.Parameter)
@@ -118,7 +125,12 @@ class Growing(Changed):
         if shape is None:
             return None
         self.model.set_task(self.task.name)
-        return multiply_adds(self.model.network, shape, self.model)[0]
+        network = self.model.network
+        found, values = multiply_adds(network, shape, self.model)
+        head: Any = network.get_submodule(self.head)
+        of_class = values[head] // self.task.classes * head.weight[0].numel()
+        classes = head._parameters["weight"].shape[0]  # of the plain network, as other methods are counted
+        return found + (classes - self.task.classes) * of_class
 
 
 def resize(module: nn.Module, state: Mapping[str, Any]) -> None:

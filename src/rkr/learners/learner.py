@@ -8,9 +8,22 @@
                     end(train, validation)            importance weights, memories, freezing, ...
     at any time:    predict(x, number)                logits over the classes of one task
 
+A method may try several variants of a task, its candidates, and keep the best. `rounds` says so, and then the phases
+are not of the learner itself, but of a new learner for each candidate: it has begun the same tasks, got the learner's
+state and adopted the candidate.
+
+    for each task with rounds:  begin(task)
+                    for each round:  propose(number)  the candidates
+                        each, on a learner of its own:  adopt(candidate), then phases, epochs and batches as above
+                        worth(candidate, accuracy)    of each, from its accuracy on held-out samples
+                        judge(number, candidates, worths)
+                    adopt(winner)                     and its trained state is loaded
+                    end(train, validation)
+
 A learner is an `nn.Module`, so its state is its `state_dict`: parameters, and buffers for anything else that it
 remembers. To go on after an interruption the engine makes a new learner, calls `begin` for the same tasks, and loads
-that state; a method whose shape depends on more than the tasks overrides `load_state_dict`.
+that state; a method whose shape depends on more than the tasks, as on candidates that it adopted for earlier ones,
+overrides `load_state_dict`.
 """
 
 from __future__ import annotations
@@ -112,6 +125,12 @@ class Learner(nn.Module):
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {}
     """Options that no paper settles, and the values that `rkr tune` tries."""
 
+    learns_its_size: ClassVar[bool] = False
+    """Whether training decides on the capacity, so that it is not known before."""
+
+    holds_out: float = 0.1
+    """Share of the training samples on which candidates are compared, where the recipe has no validation part."""
+
     def __init__(self, make: MakeNetwork, head: str) -> None:
         super().__init__()
         self.make, self.head = make, head
@@ -154,6 +173,34 @@ class Learner(nn.Module):
 
     def after_step(self) -> None:
         """The optimiser has moved."""
+
+    def rounds(self) -> int:
+        """How many rounds of candidates the task at hand has; 0: it is trained as it is."""
+        return 0
+
+    def propose(self, number: int) -> list[Any]:
+        """The candidates of round `number` (0, 1, ...) of the task at hand, as JSON values."""
+        raise NotImplementedError
+
+    def adopt(self, candidate: Any) -> None:
+        """Become a candidate: make room for it, draw its new values.
+
+        The learner is as `begin` of the task, and `propose` and `judge` of the rounds so far, have left it. The winner
+        is adopted after all rounds; then its trained state is loaded, which is its learner's whole state: what `judge`
+        has learned since that candidate began does not outlast the task.
+        """
+        raise NotImplementedError
+
+    def worth(self, candidate: Any, accuracy: float) -> float:
+        """What a trained candidate is worth, from its accuracy (0 to 1) on held-out samples, the task given.
+
+        The highest of all rounds wins, the first of equals. It is asked of the learner itself, which has not adopted
+        the candidate. One whose training diverged is worth -inf without being asked.
+        """
+        return accuracy
+
+    def judge(self, number: int, candidates: list[Any], worths: list[float]) -> None:
+        """Round `number` is over: learn from it how to propose."""
 
     def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
         """The task is learned. `train` reads what `rehearse` asks for; `validation` is there if the recipe has it."""

@@ -22,24 +22,38 @@ class Columns(Growth):
 
     What a column's layer takes from earlier ones are its lateral connections: part of its weight if they are linear,
     U ReLU(V α h + c) with adapters (equation 2), where V brings all earlier columns down to the width of the task's own
-    and α has a number for each of them.
+    and α has a number for each of them. A task computes with the adapters of all columns up to its own.
     """
 
+    def __init__(self, network: nn.Module, head: str, need: str) -> None:
+        super().__init__(network, head, need, settled=True)
+        self.columns: list[TaskState] = []  # the tasks in order, which the model keeps
+
     def output(self, site: Site, task: TaskState, x: Tensor, y: Tensor) -> Tensor:
+        space = self.spaces.out.get(site.path)
+        if space is None:
+            return y
+        born = self.times(space)[0]
+        for number in range(1, self.number(task) + 1):
+            lateral = self._lateral(site, self.columns[number], x)
+            if lateral is not None:
+                start, end = (int((born < n).sum()) for n in (number, number + 1))  # its own units
+                y = torch.cat([y[:, :start], y[:, start:end] + lateral, y[:, end:]], 1)
+        return y
+
+    def _lateral(self, site: Site, task: TaskState, x: Tensor) -> Tensor | None:
+        """What the adapter of a task's column puts out, if it has one here."""
         reduce, into, alpha, bias = (site.own(task, name) for name in ("reduce", "into", "alpha", "reduce_bias"))
         if reduce is None or into is None or alpha is None:
-            return y
+            return None
         count = reduce.shape[1]  # inputs that come from earlier columns: the first ones
         space = self.spaces.into[site.path]
         column = self.times(space)[0].repeat_interleave(space.takers[site.path])[:count]
         earlier = x[:, :count] * alpha[column].view(1, -1, *[1] * (x.dim() - 2))
         if x.dim() == 2:
-            lateral = F.linear(F.relu(F.linear(earlier, reduce, bias)), into)
-        else:
-            assert isinstance(site.module, nn.Conv2d)
-            lateral = convolve(site.module, F.relu(F.conv2d(earlier, reduce, bias)), into, None)
-        old = y.shape[1] - lateral.shape[1]
-        return torch.cat([y[:, :old], y[:, old:] + lateral], 1)
+            return F.linear(F.relu(F.linear(earlier, reduce, bias)), into)
+        assert isinstance(site.module, nn.Conv2d)
+        return convolve(site.module, F.relu(F.conv2d(earlier, reduce, bias)), into, None)
 
 
 class ProgressiveNetwork(Growing):
@@ -63,11 +77,14 @@ class ProgressiveNetwork(Growing):
             raise UsageError(f"ratio must be above 0 and at most 1, not {ratio}")
         if lateral not in LATERALS:
             raise UsageError(f"lateral must be one of {', '.join(LATERALS)}, not {lateral!r}")
-        super().__init__(make, head, Columns(make(), head, "PGN", settled=True))
+        super().__init__(make, head, Columns(make(), head, "PGN"))
         self.ratio, self.lateral = ratio, lateral
 
     def begin(self, task: SeenTask) -> None:
         super().begin(task)
+        growth = self.growth
+        assert isinstance(growth, Columns)
+        growth.columns.append(self.model.tasks[task.name])
         if not task.number:
             return
         spaces = self.growth.spaces.growing
@@ -123,5 +140,5 @@ class ProgressiveNetwork(Growing):
         """A column's own units; copies of those of earlier columns are no new numbers."""
         if not number:
             return tensor.numel()
-        space = self.growth.spaces.out[key.rpartition(".")[0]]
-        return int((self.growth.times(space)[0] == number).sum())
+        space = self.growth.spaces.out.get(key.rpartition(".")[0])
+        return 0 if space is None else int((self.growth.times(space)[0] == number).sum())
