@@ -36,6 +36,7 @@ app = typer.Typer(
 T = TypeVar("T")
 _RANK = int(os.environ.get("RANK", "0"))  # of several processes the first speaks for all
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+_WORKERS = "Runs at once, each in its own process; candidates of a run, where there are more workers than runs."
 
 
 def main() -> None:
@@ -247,7 +248,7 @@ def run(
     seed: Annotated[str | None, typer.Option(help="Other seeds of initial values and batches, by commas.")] = None,
     seeds: Annotated[int | None, typer.Option(help="How many seeds: 0, 1, ... 1 by default.")] = None,
     limit: Annotated[int | None, typer.Option(help="Training images of each class, at most.")] = None,
-    workers: Annotated[int, typer.Option(help="Runs at once, each in its own process.")] = 1,
+    workers: Annotated[int, typer.Option(help=_WORKERS)] = 1,
     threads: Annotated[int | None, typer.Option(help="Threads of each run. All cores over the workers else.")] = None,
     validation: Annotated[
         bool, typer.Option("--validation", help="Test on what is held out of training, for choices.")
@@ -257,6 +258,7 @@ def run(
     save_minutes: Annotated[float, typer.Option(help="Save the state so often, and after each task.")] = 5.0,
     tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard event files to the run folders.")] = False,
     figures: Annotated[bool, typer.Option(help="Write figures of all runs of the recipe.")] = True,
+    helper: Annotated[bool, typer.Option("--helper", hidden=True)] = False,
     json_: Json = False,
 ) -> None:
     """Train and test methods on a recipe's tasks; the same command goes on after an interruption.
@@ -277,6 +279,9 @@ def run(
     drawn = choose_seeds(loaded, seeds, () if seed is None else _names(seed))
     plan = Plan(loaded, recipe, methods, chosen, out, epochs, drawn, limit, data, validation)
     how = How(workers, threads, accelerator, precision, save_minutes, tensorboard)
+    if helper:
+        _help(plan, how)
+        return
     _run(plan, how, json_, figures=figures)
 
 
@@ -302,7 +307,7 @@ def reproduce(
     show: Annotated[bool, typer.Option("--show", help="Run nothing; show what there is.")] = False,
     data: Annotated[str | None, typer.Option(help="Where data sets lie. $RKR_DATA or the user's cache else.")] = None,
     out: Annotated[Path, typer.Option(help="Where results go.")] = Path("runs"),
-    workers: Annotated[int, typer.Option(help="Runs at once, each in its own process.")] = 1,
+    workers: Annotated[int, typer.Option(help=_WORKERS)] = 1,
     threads: Annotated[int | None, typer.Option(help="Threads of each run. All cores over the workers else.")] = None,
     json_: Json = False,
 ) -> None:
@@ -415,7 +420,7 @@ def tune(
     epochs: Annotated[int | None, typer.Option(help="Another length of the schedule, its steps in proportion.")] = None,
     data: Annotated[str | None, typer.Option(help="Where data sets lie. $RKR_DATA or the user's cache else.")] = None,
     out: Annotated[Path, typer.Option(help="Where results go.")] = Path("runs"),
-    workers: Annotated[int, typer.Option(help="Runs at once, each in its own process.")] = 1,
+    workers: Annotated[int, typer.Option(help=_WORKERS)] = 1,
     threads: Annotated[int | None, typer.Option(help="Threads of each run. All cores over the workers else.")] = None,
     json_: Json = False,
 ) -> None:
@@ -473,6 +478,17 @@ def _watched(json_: bool, work: Callable[[Watch], T]) -> T:
             print("The same command goes on from here.")
         raise typer.Exit(STOPPED)
     return done
+
+
+def _help(plan: Plan, how: How) -> None:
+    """Train the candidates that a process which executes a run names on the standard input."""
+    from rkr.experiments import help_run
+    from rkr.workers import DONE, asked_lines
+
+    def answer() -> None:
+        print(DONE, flush=True)
+
+    _watched(True, lambda watch: help_run(plan, how, watch, asked_lines(), answer))
 
 
 def _draw(plan: Plan) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import platform
 import queue
@@ -10,7 +11,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,10 +20,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rkr.errors import RkrError, UsageError
 from rkr.recipes import Recipe
 from rkr.recipes.settings import Order
+from rkr.workers import STOPPED, Processes, Worker, was_stopped
 
 if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
     from rkr.engine import Experiment
     from rkr.engine.events import Watch
+
+__all__ = ["PRECISIONS", "STOPPED", "How", "Job", "Plan", "choose_orders", "choose_seeds", "help_run", "run_plan"]
 
 
 class Job(NamedTuple):
@@ -205,7 +212,7 @@ def run_plan(plan: Plan, how: How, watch: Watch, more: bool = False) -> bool:
         raise UsageError(f"--workers must be at least 1, not {how.workers}")
     if plan.before is not None and not run_plan(plan.before, how, watch, more=True):
         return False
-    if how.workers == 1 or len(plan.jobs) == 1:
+    if how.workers == 1 or len(plan.jobs) == 1:  # then other workers train candidates, if the method has some
         return _one_by_one(plan, how, watch, more)
     return _at_once(plan, how, watch)
 
@@ -222,11 +229,12 @@ def _one_by_one(plan: Plan, how: How, watch: Watch, more: bool = False) -> bool:
         torch.set_num_threads(how.threads)
     fabric = make_fabric(how.accelerator, how.precision)
     diverged: list[str] = []
+    shares = _shares(plan, how.workers)
     for job in plan.jobs:
-        computed = {"precision": how.precision or PRECISIONS[0], "device": fabric.device.type}
-        experiment = plan.experiment(job, **computed)
-        with TensorBoard() if how.tensorboard and fabric.is_global_zero else Quiet() as curves:
-            run = Run(experiment, plan.folder(job), fabric, both(watch, curves), how.save_minutes)
+        experiment = plan.experiment(job, **_computed(how, fabric))
+        curves = TensorBoard() if how.tensorboard and fabric.is_global_zero else Quiet()
+        with curves, _crew(plan, how, job, shares[job]) as crew:
+            run = Run(experiment, plan.folder(job), fabric, both(watch, curves), how.save_minutes, crew=crew)
             try:
                 done = run.execute()
             except RkrError as error:
@@ -241,16 +249,58 @@ def _one_by_one(plan: Plan, how: How, watch: Watch, more: bool = False) -> bool:
     return True
 
 
+def help_run(plan: Plan, how: How, watch: Watch, lines: Iterable[str | bytes], answer: Callable[[], None]) -> bool:
+    """Train candidates for the one run of a plan, which another process executes. False if it was interrupted."""
+    import torch
+
+    from rkr.engine import Run
+    from rkr.engine.processes import make_fabric
+
+    if how.threads is not None:
+        torch.set_num_threads(how.threads)
+    fabric = make_fabric(how.accelerator, how.precision)
+    (job,) = plan.jobs
+    experiment = plan.experiment(job, **_computed(how, fabric))
+    return Run(experiment, plan.folder(job), fabric, watch, how.save_minutes).help(lines, answer)
+
+
+def _computed(how: How, fabric: Fabric) -> dict[str, str]:
+    """What is recorded of how a run is computed."""
+    return {"precision": how.precision or PRECISIONS[0], "device": fabric.device.type}
+
+
+def _shares(plan: Plan, workers: int) -> dict[Job, int]:
+    """How many workers each run gets: one, and those that no run needs are for candidates, where there are some."""
+    from rkr.learners import Learner
+
+    shares = dict.fromkeys(plan.jobs, 1)
+    with_candidates = [j for j in plan.jobs if plan.recipe.method(j.method).method.learner.rounds is not Learner.rounds]
+    for _, job in zip(range(workers - len(plan.jobs)), itertools.cycle(with_candidates), strict=False):
+        shares[job] += 1
+    return shares
+
+
+def _threads(how: How, processes: int) -> int:
+    """Of each of so many processes."""
+    return how.threads or max(1, (os.cpu_count() or 1) // processes)
+
+
+def _crew(plan: Plan, how: How, job: Job, workers: int) -> AbstractContextManager[Processes | None]:
+    """The processes that train a run's candidates, if it has several workers."""
+    if workers == 1:
+        return nullcontext()
+    threads = _threads(how, workers)
+    command = _command(plan, dataclasses.replace(how, tensorboard=False), job, threads)
+    return Processes([*command, "--helper"], workers, threads)
+
+
 def _at_once(plan: Plan, how: How, watch: Watch) -> bool:
     """Each run in a process of its own, `workers` at a time; what they tell is told here."""
-    from rkr.display import relay
-
     waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
     for job in plan.jobs:
         waiting.put(job)
-    workers = min(how.workers, len(plan.jobs))
-    threads = how.threads or max(1, (os.cpu_count() or 1) // workers)
-    running: set[subprocess.Popen[str]] = set()
+    workers, shares = min(how.workers, len(plan.jobs)), _shares(plan, how.workers)
+    running: set[Worker] = set()
     errors: list[str] = []
     stopped = threading.Event()
 
@@ -260,33 +310,18 @@ def _at_once(plan: Plan, how: How, watch: Watch) -> bool:
                 job = waiting.get_nowait()
             except queue.Empty:
                 return
-            command = _command(plan, how, job, threads)
-            process = subprocess.Popen(
-                command,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-            )
-            running.add(process)
+            threads = _threads(how, workers if shares[job] == 1 else how.workers)
+            worker = Worker(_command(plan, how, job, threads, shares[job]), threads)
+            running.add(worker)
             if stopped.is_set():  # while it was being started, so nobody has told it
-                process.send_signal(signal.SIGTERM)
-            said: list[str] = []
-            assert process.stdout is not None
-            assert process.stderr is not None
-            listener = threading.Thread(target=said.extend, args=(process.stderr,), daemon=True)
-            listener.start()
-            relay(process.stdout, watch)
-            code = process.wait()
-            listener.join()
-            process.stdout.close()
-            process.stderr.close()
-            running.discard(process)
-            if code in (STOPPED, -signal.SIGINT, -signal.SIGTERM):  # the latter two: before it had anything to save
+                worker.stop()
+            worker.relay(watch)
+            code, said = worker.end()
+            running.discard(worker)
+            if was_stopped(code):
                 stopped.set()
             elif code:
-                last = next((line for line in reversed(said) if line.strip()), f"ended with code {code}")
-                errors.append(f"{job.method} {job.label}: {last.strip().removeprefix('rkr: ')}")
+                errors.append(f"{job.method} {job.label}: {said}")
 
     asked: list[int] = []
 
@@ -309,8 +344,8 @@ def _at_once(plan: Plan, how: How, watch: Watch) -> bool:
                 member.join(0.1)
             if asked and not told:  # a terminal has told the others too; let them save their states
                 told = True
-                for process in list(running):
-                    process.send_signal(signal.SIGTERM)
+                for worker in list(running):
+                    worker.stop()
     finally:
         for n, handler in before.items():
             signal.signal(n, handler)
@@ -320,10 +355,9 @@ def _at_once(plan: Plan, how: How, watch: Watch) -> bool:
 
 
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
-STOPPED = 130  # exit code of a run that was interrupted and can go on
 
 
-def _command(plan: Plan, how: How, job: Job, threads: int) -> list[str]:
+def _command(plan: Plan, how: How, job: Job, threads: int, workers: int = 1) -> list[str]:
     options: dict[str, Any] = {
         "--method": job.method,
         "--order": job.order,
@@ -336,6 +370,7 @@ def _command(plan: Plan, how: How, job: Job, threads: int) -> list[str]:
         "--accelerator": how.accelerator,
         "--precision": how.precision,
         "--save-minutes": how.save_minutes,
+        "--workers": workers if workers > 1 else None,
     }
     command = [sys.executable, "-m", "rkr", "run", plan.given, "--json", "--no-figures"]
     command += [word for name, value in options.items() if value is not None for word in (name, str(value))]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rkr.display import JsonLines, relay
-from rkr.engine.events import Progress, TaskEnd
+from rkr.engine.events import CandidateEnd, EpochEnd, Progress, TaskEnd
 
 
 def strict(line: str) -> dict[str, Any]:
@@ -105,3 +105,25 @@ def test_relay_does_not_hide_errors_of_the_watch(script: list[Any]) -> None:
 
     with pytest.raises(KeyError, match="watch"):
         relay([json.dumps(script[0].to_json())], watch)
+
+
+def test_candidates() -> None:
+    """Their events come back as they were; others have no word of them."""
+    events = [
+        Progress("a", 1, "x", 0, 3, 1, 2, 0.5, None, 0.25, 9.0, (1, 2), (3, 8)),
+        EpochEnd("a", 1, "x", 0, 3, 0.5, None, 0.1, 2.0, (1, 2), (3, 8)),
+        CandidateEnd("a", 1, "x", (1, 2), (3, 8), 0.8125, 0.75, 61.0),
+        CandidateEnd("a", 1, "x", (1, 2), (4, 8), None, None, 1.0),
+        EpochEnd("a", 1, "x", 0, 3, 0.5, None, 0.1, 2.0),
+    ]
+    stream = io.StringIO()
+    for event in events:
+        JsonLines(stream)(event)
+    lines = [strict(line) for line in stream.getvalue().splitlines()]
+    assert [line["event"] for line in lines] == ["progress", "epochend", "candidateend", "candidateend", "epochend"]
+    assert lines[2]["candidate"] == [3, 8]
+    assert lines[3]["worth"] is None
+    assert not {"round", "candidate"} & set(lines[4])
+    back: list[Any] = []
+    relay(stream.getvalue().splitlines(), back.append)
+    assert back == events

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from rkr.display import Live, Plain, choose_display
 from rkr.display.live import _Row, layout
-from rkr.engine.events import EpochEnd, Event, Failed, Finished, Progress, Started, Stopped, TaskEnd
+from rkr.engine.events import CandidateEnd, EpochEnd, Event, Failed, Finished, Progress, Started, Stopped, TaskEnd
 from rkr.errors import UsageError
 
 
@@ -100,6 +100,41 @@ def test_words_where_there_is_room() -> None:
         line.plain
         == "run A  " + "━" * 7 + "─" * 20 + "  task 3/10  epoch 7/50  loss 0.123  training 81.2 %  1:23:05 left"
     )
+
+
+def test_candidates(clock: Any) -> None:
+    """Those under way in the bar, several if they are trained at once; a line for each that is done."""
+    console = terminal(110)
+    bars = []
+
+    def seen() -> None:
+        clock.now += 1
+        watch(Progress("run", 1, "x", 0, 3, 1, 2, 0.5, None, 0.25, 9.0, (1, 2), (3, 8)))
+        bars.append(screen(console).text[-1])
+
+    with Live(console=console, clock=clock) as watch:
+        watch(Started("run", "f", ("x", "y"), 3, 1, 0, False))
+        seen()
+        watch(Progress("run", 1, "x", 0, 3, 1, 2, 0.5, None, 0.25, 9.0, (1, 2), (4, 8)))
+        seen()
+        watch(CandidateEnd("run", 1, "x", (1, 2), (4, 8), 0.8125, 0.75, 61.0))
+        seen()
+        assert "run: task 1/2 (x), round 1/2, candidate 4/8: held-out accuracy 81.25 %, worth 0.7500, 1:01" in (
+            screen(console).text
+        )
+        clock.now += 1
+        watch(EpochEnd("run", 1, "x", 2, 3, 0.5, None, 0.1, 0.0))  # of the winner
+        bars.append(screen(console).text[-1])
+    words = [re.search(r"task 1/2  (.*?)  loss", bar) for bar in bars]
+    assert [found and found[1] for found in words] == [
+        "round 1/2 candidate 3/8  epoch 1/3",
+        "round 1/2 candidate 3,4/8  epoch 1/3",
+        "round 1/2 candidate 3/8  epoch 1/3",
+        "testing",
+    ]
+    row = _Row("run A", 10, 3, 50, 6, 0.1234, 0.8125, 0.25, 4985.0, round=(1, 1), candidates=8, trying=(2, 3))
+    assert " t3/10 c2,3/8 e7/50 " in layout([row], 60)[0].plain
+    assert all(cell_len(layout([row], width)[0].plain) <= width for width in range(1, 120))
 
 
 def test_no_line_is_wider() -> None:
@@ -306,5 +341,5 @@ with choose_display("auto") as watch:
 def test_events_are_all_known() -> None:
     """A new kind of event needs a place in the displays."""
     assert {kind.__name__ for kind in Event.__subclasses__()} == {
-        *("Started", "Progress", "EpochEnd", "TaskEnd", "Finished", "Stopped", "Failed")
+        *("Started", "Progress", "EpochEnd", "CandidateEnd", "TaskEnd", "Finished", "Stopped", "Failed")
     }

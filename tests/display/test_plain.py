@@ -7,7 +7,7 @@ from typing import Any
 
 from rkr.display import Plain, both, choose_display
 from rkr.display.text import duration, encodable, number, one_line
-from rkr.engine.events import EpochEnd, Failed, Finished, Progress, Started, Stopped, TaskEnd
+from rkr.engine.events import CandidateEnd, EpochEnd, Failed, Finished, Progress, Started, Stopped, TaskEnd
 
 
 def test_a_whole_run(script: list[Any], play: Any, clock: Any, tmp_path: Path) -> None:
@@ -125,3 +125,22 @@ def test_piped_is_plain(script: list[Any]) -> None:
             watch(event)
     assert "\x1b" not in stream.getvalue()
     assert "earlier tasks bit-identical" in stream.getvalue()
+
+
+def test_candidates(clock: Any) -> None:
+    """Which of how many is trained, and what came out; rounds only where there are several."""
+    stream = io.StringIO()
+    watch = Plain(stream, clock=clock)
+    watch(Started("a", "f", ("x", "y"), 3, 1, 0, False))
+    watch(EpochEnd("a", 1, "x", 0, 3, 0.5, None, 0.1, 20.0, (1, 2), (3, 8)))
+    watch(CandidateEnd("a", 1, "x", (1, 2), (3, 8), 0.8125, 0.75, 61.0))
+    watch(CandidateEnd("a", 1, "x", (2, 2), (8, 8), None, None, 1.0))
+    watch(CandidateEnd("a", 2, "y", (1, 1), (1, 2), 0.5, 0.5, 1.0))
+    watch(EpochEnd("a", 2, "y", 2, 3, 0.5, None, 0.1, 20.0))
+    assert stream.getvalue().splitlines()[1:] == [
+        "a: task 1/2 (x), round 1/2, candidate 3/8, epoch 1/3: loss 0.5000, lr 0.1",
+        "a: task 1/2 (x), round 1/2, candidate 3/8: held-out accuracy 81.25 %, worth 0.7500, 1:01",
+        "a: task 1/2 (x), round 2/2, candidate 8/8: training diverged, 0:01",
+        "a: task 2/2 (y), candidate 1/2: held-out accuracy 50.00 %, worth 0.5000, 0:01",
+        "a: task 2/2 (y), epoch 3/3: loss 0.5000, lr 0.1",
+    ]

@@ -80,6 +80,15 @@ def test_going_on_leaves_one_value_per_step(curves: Any, tmp_path: Path, monkeyp
     assert curves(tmp_path)["training/loss"] == [(1, 7.0)]
 
 
+def test_candidates_have_no_curves_but_the_winner(curves: Any, tmp_path: Path) -> None:
+    with TensorBoard() as watch:
+        watch(Started("a", str(tmp_path), ("x",), 1, 1, 0, False))
+        for place in (1, 2):
+            watch(EpochEnd("a", 1, "x", 0, 1, 0.5 * place, None, 0.1, 2.0, (1, 1), (place, 2)))
+        watch(EpochEnd("a", 1, "x", 0, 1, 0.5, None, 0.1, 0.0))
+    assert curves(tmp_path)["training/loss"] == [(1, 0.5)]
+
+
 def test_files_are_closed_on_an_error(script: list[Any], curves: Any, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), TensorBoard() as watch:  # noqa: PT012
         for event in script[:6]:

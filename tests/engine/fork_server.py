@@ -16,6 +16,7 @@ from typing import Any
 import lightning_fabric  # noqa: F401
 import matplotlib.figure  # noqa: F401
 import sklearn.datasets  # noqa: F401
+import small_candidates
 import small_runs
 import small_zeroshot
 import torch
@@ -72,6 +73,19 @@ def _child(job: dict[str, Any]) -> None:
 def _cli(argv: list[str]) -> None:
     sys.argv = ["rkr", *argv]
     rkr.cli.main()
+
+
+def _trials(argv: list[str]) -> None:
+    """The command, with a method of the tests."""
+    small_candidates.register()
+    _cli(argv)
+
+
+def _candidates(folder: str, save_minutes: float = 0.0, **changes: Any) -> None:
+    def watch(event: Event) -> None:
+        print(json.dumps(event.to_json()), flush=True)
+
+    small_candidates.execute(folder, watch, save_minutes, **changes)
 
 
 def _run(folder: str, method: str, save_minutes: float = 0.0, **changes: Any) -> None:

@@ -18,7 +18,7 @@ from rkr.engine.events import Event, Finished, Started, Stopped
 from rkr.engine.processes import make_fabric
 from rkr.engine.state import load_state, save_state
 from rkr.errors import FileError, RkrError, UsageError
-from rkr.learners import METHODS
+from rkr.learners import METHODS, Learner
 
 
 @pytest.fixture(autouse=True)
@@ -28,17 +28,18 @@ def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class StoppedAt(Run):
-    """As if the user pressed Ctrl-C during a batch, or while a task is tested."""
+    """As if the user pressed Ctrl-C during a batch, be it of a candidate, or while a task is tested."""
 
     def __init__(self, experiment: Experiment, folder: Path, batch: int = -1, testing: bool = False) -> None:
         self.events: list[Event] = []
         super().__init__(experiment, folder, make_fabric("cpu"), self.events.append, FOREVER)
         self.batch, self.testing = batch, testing
 
-    def _between_batches(self, *arguments: Any) -> None:
+    def _asked(self) -> bool:
+        """After every batch."""
         self.batch -= 1
         self._stop = self.batch == 0
-        super()._between_batches(*arguments)
+        return self._stop
 
     def _finish_task(self) -> None:
         self._stop = self.testing
@@ -52,12 +53,17 @@ VARIANTS += [("finetune", {"channels_last": False}), ("two-phases", {}), ("two-p
 VARIANTS += [("ewc", {"options": {"samples": 7, "mode": "online"}, "optimizer": "adam", "lr": 0.002})]
 VARIANTS += [("pc", {"options": {"bn": "frozen"}}), ("lwf", {"options": {"bn": "frozen"}})]
 VARIANTS += [(method, {"options": {"memory": 5}}) for method in ("icarl", "eeil")]
+VARIANTS += [("rps-net", {"options": {"jump": 1, "candidates": 2}}), ("pgn", {"options": {"lateral": "adapter"}})]
+VARIANTS += [("rcl", {"options": {"unit": "absolute", "trials": 3}}), ("hnet", {"optimizer": "adam", "lr": 0.002})]
+VARIANTS += [("den", {"options": {"loss_threshold": 100.0}}), ("den", {"options": {"drift_threshold": 1e-3}})]
+VARIANTS += [("apd", {"options": {"consolidate": 1}}), ("ccll", {"options": {"where": "after"}})]
 
 
 @pytest.mark.parametrize(("method", "changes"), VARIANTS, ids=lambda value: str(value) if value else "")
 def test_stop_after_every_batch(tmp_path: Path, method: str, changes: dict[str, Any]) -> None:
     experiment = make_experiment(method, tasks=2, **changes)
-    assert execute(tmp_path / "whole", experiment)
+    whole = StoppedAt(experiment, tmp_path / "whole", batch=0)  # which is past: never
+    assert whole.execute()
     stops = 0
     while True:
         run = StoppedAt(experiment, tmp_path / "parts", batch=1)
@@ -66,11 +72,12 @@ def test_stop_after_every_batch(tmp_path: Path, method: str, changes: dict[str, 
         assert isinstance(run.events[-1], Stopped)
         stops += 1
     batches = 2 * 2 * 3  # tasks, epochs, batches of an epoch
-    more = {"joint": 2 * 2, "two-phases": 2 * 3, "pc": batches}  # 38 images, not 19; another phase
+    more = {"joint": 2 * 2, "two-phases": 2 * 3, "pc": batches, "lwf": 3}  # 38 images, not 19; more phases
     if method in ("icarl", "eeil"):  # 38 images too, or 19 and 4 exemplars; then 8 in balance
         few = "options" in changes
         more = {"icarl": 0 if few else 2 * 2, "eeil": -2 if few else 2 * 2}
-    assert stops == batches + more.get(method, 0)
+    decides = method == "den" or LEARNERS[method].learner.rounds is not Learner.rounds  # on what it trains
+    assert stops == (-whole.batch if decides else batches + more.get(method, 0))
     assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
 
 

@@ -34,7 +34,9 @@ NAMES = [
     "gzsl-rank",
     "imagenet-resnet18",
     "mnist-cifar100",
+    "mnist-cifar100-lenet",
     "split-cifar-resnet32",
+    "split-cifar100-resnet32",
 ]
 
 

@@ -1,4 +1,4 @@
-"""A terminal: a bar per run that is under way, and above them a line for each task that is learned."""
+"""A terminal: a bar per run that is under way, and above them a line for each task or candidate that is learned."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.text import Text
 
 from rkr.display import text
 from rkr.display.base import Display
-from rkr.engine.events import EpochEnd, Event, Failed, Finished, Progress, Started, Stopped, TaskEnd
+from rkr.engine.events import CandidateEnd, EpochEnd, Event, Failed, Finished, Progress, Started, Stopped, TaskEnd
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,9 @@ class _Row:
     done: float = 0.0
     left: float | None = None
     testing: bool = False  # all epochs of the task are over, its result is not there yet
+    round: tuple[int, int] = (0, 0)  # which (1, 2, ...) of how many
+    candidates: int = 0  # of the round; 0: the task is trained as it is
+    trying: tuple[int, ...] = ()  # the candidates under way
 
 
 class Live(Display):
@@ -87,7 +90,11 @@ class Live(Display):
                 row = replace(row, done=event.done, left=event.seconds_left, testing=False)
             else:
                 row = replace(row, testing=event.epoch + 1 >= event.epochs)
-            self._rows[event.run] = row
+            self._rows[event.run] = _with_candidate(row, event)
+        elif isinstance(event, CandidateEnd):
+            trying = tuple(one for one in row.trying if one != event.candidate[0])
+            self._rows[event.run] = replace(row, trying=trying, testing=False)
+            self._print(text.candidate_end(event, row.tasks))
         elif isinstance(event, TaskEnd):
             self._rows[event.run] = replace(row, tasks=event.tasks, testing=False)
             self._print_task(event)
@@ -124,6 +131,15 @@ class Live(Display):
         self._drawn = self._clock()  # the bars were drawn anew below it
 
 
+def _with_candidate(row: _Row, event: Progress | EpochEnd) -> _Row:
+    """The row with the candidate that an event is about, beside others of its round that are under way."""
+    if event.round is None or event.candidate is None:
+        return replace(row, candidates=0, trying=())
+    one, count = event.candidate
+    others = row.trying if row.round == event.round else ()
+    return replace(row, round=event.round, candidates=count, trying=tuple(sorted({*others, one})))
+
+
 class _Bars:
     """The rows as they are when drawn, in columns, as much of them as there is room for."""
 
@@ -140,11 +156,12 @@ def layout(rows: Sequence[_Row], width: int, unicode: bool = True) -> list[Text]
         return []
     names = max(cell_len(row.label) for row in rows)
     for short, columns, label, bar in (
-        (False, "task epoch loss accuracy left", names, 16),
-        (True, "task epoch loss accuracy left", names, 10),
-        (True, "task epoch loss accuracy left", 9, 4),
-        (True, "task epoch accuracy left", 9, 4),
-        (True, "task epoch left", 6, 4),
+        (False, "task candidate epoch loss accuracy left", names, 16),
+        (True, "task candidate epoch loss accuracy left", names, 10),
+        (True, "task candidate epoch loss accuracy left", 9, 4),
+        (True, "task candidate epoch accuracy left", 9, 4),
+        (True, "task candidate epoch left", 6, 4),
+        (True, "task candidate epoch", 0, 0),
         (True, "task epoch", 0, 0),
     ):
         cells = [[_cells(row, short)[column] for column in columns.split()] for row in rows]
@@ -181,11 +198,24 @@ def _cells(row: _Row, short: bool) -> dict[str, str]:
         task, epoch, accuracy = f"t{task}", f"e{epoch}", accuracy.replace(" ", "")
     return {
         "task": task,
+        "candidate": _candidates(row, short),
         "epoch": "testing" if row.testing else epoch,
         "loss": "" if row.loss is None else f"loss {text.number(row.loss, 3)}",
         "accuracy": accuracy,
         "left": left,
     }
+
+
+def _candidates(row: _Row, short: bool) -> str:
+    """ "round 1/2 candidate 3,4/8", or short "r1/2 c3,4/8"; the round only if there are several."""
+    if not row.candidates or not row.trying:
+        return ""
+    one = f"{','.join(map(str, row.trying))}/{row.candidates}"
+    candidates = f"c{one}" if short else f"candidate {one}"
+    if row.round[1] < 2:
+        return candidates
+    rounds = text.of(*row.round)
+    return f"r{rounds} {candidates}" if short else f"round {rounds} {candidates}"
 
 
 def _cut(label: str, size: int, unicode: bool) -> Text:

@@ -10,7 +10,7 @@ from typing import TextIO
 
 from rkr.display import text
 from rkr.display.base import Display
-from rkr.engine.events import EpochEnd, Event, Failed, Finished, Progress, Started, Stopped, TaskEnd
+from rkr.engine.events import CandidateEnd, EpochEnd, Event, Failed, Finished, Progress, Started, Stopped, TaskEnd
 
 
 @dataclass
@@ -24,7 +24,7 @@ class _Run:
 
 
 class Plain(Display):
-    """A line per task, and one at the end of an epoch, at most every `every` seconds unless epochs take longer.
+    """A line per task and candidate, and one per epoch, at most every `every` seconds unless epochs take longer.
 
     Within an epoch there is a line only after `6 * every` seconds, and not where the end of the epoch is near.
     """
@@ -51,6 +51,8 @@ class Plain(Display):
         elif isinstance(event, EpochEnd):
             if waited >= self._every or event.seconds >= self._every:
                 self._write(run, self._training(event, run, "", f", lr {event.lr:g}"))
+        elif isinstance(event, CandidateEnd):
+            self._write(run, text.candidate_end(event, run.tasks))
         elif isinstance(event, TaskEnd):
             proof = text.proof(event)
             self._write(run, text.task_end(event) + (f", {proof}" if proof else ""))
@@ -61,8 +63,9 @@ class Plain(Display):
     def _training(self, event: Progress | EpochEnd, run: _Run, where: str, more: str = "") -> str:
         accuracy = "" if event.accuracy is None else f", training accuracy {text.percent(event.accuracy)}"
         left = "" if run.left is None else f", {text.duration(run.left)} left"
+        candidate = text.candidate(event)
         return text.one_line(
-            f"{event.run}: task {text.of(event.number, run.tasks)} ({event.task}), "
+            f"{event.run}: task {text.of(event.number, run.tasks)} ({event.task}), {candidate and f'{candidate}, '}"
             f"epoch {event.epoch + 1}/{event.epochs}{where}: "
             f"loss {text.number(event.loss)}{accuracy}{more}{left}"
         )

@@ -43,7 +43,7 @@ class TensorBoard(Display):
             self._end(event.run)
         elif event.run in self._runs:
             writer, epochs = self._runs[event.run]
-            if isinstance(event, EpochEnd):
+            if isinstance(event, EpochEnd) and event.candidate is None:  # the winner's come when it has won
                 step = (event.number - 1) * epochs + event.epoch + 1
                 writer.add_scalar("training/loss", event.loss, step)
                 if event.accuracy is not None:

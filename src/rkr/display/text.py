@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rkr.engine.events import Event, Failed, Finished, Started, Stopped, TaskEnd
+from rkr.engine.events import CandidateEnd, EpochEnd, Event, Failed, Finished, Progress, Started, Stopped, TaskEnd
 
 
 def one_line(text: str) -> str:
@@ -58,6 +58,24 @@ def started(event: Started) -> str:
     size = f"{_count(len(event.tasks), 'task')} of {_count(event.epochs, 'epoch')}"
     how = f"goes on at task {event.number}, epoch {event.epoch + 1}" if event.resumed else "started"
     return one_line(f"{event.run}: {how}: {size}: {event.folder}")
+
+
+def candidate(event: Progress | EpochEnd | CandidateEnd) -> str:
+    """ "round 1/2, candidate 3/8", the round only if there are several; nothing where no candidate is trained."""
+    if event.round is None or event.candidate is None:
+        return ""
+    one = f"candidate {of(*event.candidate)}"
+    return f"round {of(*event.round)}, {one}" if event.round[1] > 1 else one
+
+
+def candidate_end(event: CandidateEnd, tasks: int = 0) -> str:
+    """A candidate's result: "run: task 3/10 (name), candidate 2/8: held-out accuracy 81.20 %, worth 0.8120, 0:35"."""
+    how = "training diverged"
+    if event.accuracy is not None:
+        worth = "" if event.worth is None else f", worth {number(event.worth)}"
+        how = f"held-out accuracy {percent(event.accuracy)}{worth}"
+    where = f"task {of(event.number, tasks)} ({event.task}), {candidate(event)}"
+    return one_line(f"{event.run}: {where}: {how}, {duration(event.seconds)}")
 
 
 def task_end(event: TaskEnd) -> str:

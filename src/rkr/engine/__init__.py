@@ -1,5 +1,6 @@
 """The one loop: train, test, save, resume. A run is a folder."""
 
-from rkr.engine.run import Experiment, Run, Schedule
+from rkr.engine.experiment import Experiment, Schedule
+from rkr.engine.run import Run
 
 __all__ = ["Experiment", "Run", "Schedule"]

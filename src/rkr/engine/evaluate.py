@@ -1,4 +1,7 @@
-"""The evaluator: the only holder of test samples. Learners see them one batch at a time, without labels, to answer."""
+"""The evaluator: the only holder of test samples. Learners see them one batch at a time, without labels, to answer.
+
+Candidates of a task are compared here as well, on samples that are held out of training, never on those of the test.
+"""
 
 from __future__ import annotations
 
@@ -90,6 +93,17 @@ class Evaluator:
             shares = gather(self._fabric, (hits, count))
             found.append(sum(s[0] for s in shares) / sum(s[1] for s in shares))
         return tuple(found)
+
+
+@torch.no_grad()
+def held_out_accuracy(learner: Learner, batches: Batches, number: int, fabric: Fabric) -> float:
+    """The share of samples that a learner classifies rightly, the task given; labels count within the task."""
+    learner.eval()
+    hits = 0
+    for x, y in batches.iter_from(0, min(fabric.global_rank, len(batches)), fabric.world_size):
+        with fabric.autocast():
+            hits += int((learner.predict(x, number).argmax(1) == y).sum())
+    return sum(gather(fabric, hits)) / len(batches.samples)
 
 
 def _in_order(shares: list[list[Any]]) -> list[Any]:

@@ -15,8 +15,12 @@ class Event:
     run: str
 
     def to_json(self) -> dict[str, Any]:
-        """The event as plain values, its kind under "event"."""
-        return {"event": type(self).__name__.lower(), **dataclasses.asdict(self)}
+        """The event as plain values, its kind under "event"; what is about candidates only where there are some."""
+        values = dataclasses.asdict(self)
+        for name in ("round", "candidate"):
+            if values.get(name, ()) is None:
+                del values[name]
+        return {"event": type(self).__name__.lower(), **values}
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,8 @@ class Progress(Event):
     accuracy: float | None  # a fraction; None where the loss is not a classifier's
     done: float  # share of the whole run, 0 to 1
     seconds_left: float | None  # of the whole run, by the speed so far
+    round: tuple[int, int] | None = None  # which (1, 2, ...) of how many, if candidates are trained
+    candidate: tuple[int, int] | None = None  # which of how many in the round
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,21 @@ class EpochEnd(Event):
     loss: float
     accuracy: float | None
     lr: float
+    seconds: float
+    round: tuple[int, int] | None = None  # as in `Progress`; of the winner the epochs come once more, without these
+    candidate: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class CandidateEnd(Event):
+    """A candidate of a task is trained and was tried on held-out samples of the task."""
+
+    number: int
+    task: str
+    round: tuple[int, int]  # which (1, 2, ...) of how many
+    candidate: tuple[int, int]  # which of how many in the round
+    accuracy: float | None  # on the held-out samples; None: its training diverged
+    worth: float | None  # what the method makes of it: the highest of all rounds wins
     seconds: float
 
 
@@ -104,7 +125,8 @@ class Failed(Event):
 Watch = Callable[[Event], None]
 
 KINDS: dict[str, type[Event]] = {
-    kind.__name__.lower(): kind for kind in (Started, Progress, EpochEnd, TaskEnd, Finished, Stopped, Failed)
+    kind.__name__.lower(): kind
+    for kind in (Started, Progress, EpochEnd, CandidateEnd, TaskEnd, Finished, Stopped, Failed)
 }
 
 

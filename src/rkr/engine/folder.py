@@ -1,9 +1,10 @@
 """A run is a folder: settings, results that only grow, the last state, and a lock.
 
 run.json           what is run: written once
-results.jsonl      a line for each epoch and each task; the same bytes whenever the run is repeated
+results.jsonl      a line for each epoch, task and candidate; the same bytes whenever the run is repeated
 times.jsonl        how long it took, which no run repeats
 state.safetensors  where to go on; gone when the run is complete
+candidates/        those of the task at hand, trained or amid training; gone when the task is learned
 model/             what was learned: for RKR one file a task, for `rkr.load`
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ class RunFolder:
         self.results = path / "results.jsonl"
         self.times = path / "times.jsonl"
         self.model = path / "model"
+        self.candidates = path / "candidates"
         self._settings = path / "run.json"
         self._state = path / "state.safetensors"
 
@@ -55,9 +57,10 @@ class RunFolder:
 
     def begin(self, settings: dict[str, Any], about: dict[str, Any]) -> None:
         """Write what is run, or check that the folder is of the same run. Half-written files of a kill are removed."""
-        for left in (*self.path.glob(f"{TEMPORARY}*.tmp"), *self.model.glob(f"{TEMPORARY}*.tmp")):
-            with contextlib.suppress(OSError):
-                left.unlink()
+        for folder in (self.path, self.model, self.candidates):
+            for left in folder.glob(f"{TEMPORARY}*.tmp"):
+                with contextlib.suppress(OSError):
+                    left.unlink()
         if self._settings.exists():
             try:
                 there = json.loads(self._settings.read_text())["settings"]
@@ -108,9 +111,14 @@ class RunFolder:
             if self.results.exists() and not self.finished:
                 self._cut(0)
             return None
-        state: dict[str, Any] = load_state(self._state)
+        state = self.state()
         self._cut(state.pop("results"))
         return state
+
+    def state(self) -> dict[str, Any]:
+        """The last state, which must be there."""
+        found: dict[str, Any] = load_state(self._state)
+        return found
 
     def close(self, tasks: int) -> None:
         """The run is complete."""
@@ -120,6 +128,15 @@ class RunFolder:
     def drop_state(self) -> None:
         """A complete run has nothing to go on with."""
         self._state.unlink(missing_ok=True)
+
+    def drop_candidates(self, keep: Callable[[str], bool] = lambda name: False) -> None:
+        """Remove files of candidates, all but those whose names are to be kept."""
+        for path in self.candidates.glob("*"):
+            if not keep(path.name):
+                with _explained(path):
+                    path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # there is none, or it is not empty
+            self.candidates.rmdir()
 
     def _cut(self, size: int) -> None:
         if not self.results.exists():

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rkr.errors import RkrError, UsageError
@@ -75,8 +76,22 @@ def _section(name: str, runs: Sequence[Result]) -> str:
     open_runs = [f"{run.method} {run.label} ({run.done} of {len(run.tasks)} tasks)" for run in runs if not run.finished]
     if open_runs:
         lines += ["", f"Not complete, and so in no average: {', '.join(open_runs)}."]
+    lines += _times(runs)
     lines += ["", f"Machine: {', '.join(sorted({_machine(run) for run in runs}))}.", ""]
     return "\n".join(lines)
+
+
+def _times(runs: Sequence[Result]) -> list[str]:
+    """How long methods train in all, phases and candidates included, against RKR: medians over complete runs."""
+    seconds: dict[str, list[float]] = {}
+    for run in runs:
+        if run.finished:
+            seconds.setdefault(run.method, []).append(sum(time.train_seconds for time in run.times))
+    if len(seconds) < 2 or not median(seconds.get("rkr", [0.0])):
+        return []
+    whole = median(seconds["rkr"])
+    said = ", ".join(f"{method} {median(found) / whole:.1f}" for method, found in seconds.items() if method != "rkr")
+    return ["", f"Training time of all tasks, RKR's ({whole / 60:.0f} minutes) being 1: {said}. The machine is shared."]
 
 
 def _recipe(settings: Mapping[str, Any]) -> Recipe:

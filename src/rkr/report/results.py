@@ -143,11 +143,13 @@ def read_result(folder: str | os.PathLike[str], epochs: bool = True) -> Result:
                 raise FileError(f"{line.where}: the run ends after {len(matrix)} of {len(tasks)} tasks")
             finished = True
             continue
-        if event not in ("epoch", "task"):
+        if event not in ("epoch", "candidate", "task"):
             raise FileError(f"{line.where}: unknown event {event!r}")
         number, task = _which_task(line, tasks)
         if number != len(matrix) + 1:
             raise FileError(f"{line.where}: {event} line of task {number} where task {len(matrix) + 1} is due")
+        if event == "candidate":  # what was tried on the way, not a result
+            continue
         if event == "epoch":
             learned.append(_epoch(line, number, task))
             continue
