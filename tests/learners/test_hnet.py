@@ -468,7 +468,9 @@ def test_states_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("network", "shape"), [(rkr.networks.lenet, (3, 32, 32)), (rkr.networks.resnet32, (3, 32, 32))], ids=str
+    ("network", "shape"),
+    [(rkr.networks.lenet, (3, 32, 32)), (rkr.networks.resnet32, (3, 32, 32))],
+    ids=["lenet", "resnet32"],
 )
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_published_networks(network: Any, shape: tuple[int, ...], layout: torch.memory_format) -> None:
