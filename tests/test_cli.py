@@ -8,28 +8,12 @@ from collections.abc import Callable
 import pytest
 
 import rkr
-from rkr import cli
 from rkr.learners import METHODS, ZERO_SHOT_METHODS
 from rkr.recipes.known import NETWORKS
 from rkr.recipes.load import recipe_names
 from rkr.tasks import SOURCES
 
 Command = Callable[..., tuple[int, str, str]]
-
-
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of `rkr words`."""
-    monkeypatch.setattr(sys, "argv", ["rkr", *words])
-    with pytest.raises(SystemExit) as exit_:
-        cli.main()
-    out, err = capsys.readouterr()
-    assert isinstance(exit_.value.code, int)
-    return exit_.value.code, out, err
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    return lambda *words: run(capsys, monkeypatch, *words)
 
 
 def test_list_names_all(command: Command) -> None:
@@ -52,10 +36,10 @@ def test_list_for_machines(command: Command) -> None:
     assert found["datasets"]["mnist"] == SOURCES["mnist"].description
 
 
-def test_list_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_on_a_terminal(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "60")
-    code, out, _ = run(capsys, monkeypatch, "list")
+    code, out, _ = command("list")
     assert code == 0
     assert "\x1b[" in out
     assert all(name in out for name in (*recipe_names(), *METHODS, *ZERO_SHOT_METHODS, *NETWORKS, *SOURCES))
@@ -94,6 +78,25 @@ def test_cost_for_machines(command: Command) -> None:
 
 
 @pytest.mark.parametrize(
+    ("method", "percent"),
+    [("ccll", "100.70"), ("pgn", "170.73"), ("hnet", "97.85"), ("separate", "1000.00"), ("apd", None), ("icarl", None)],
+)
+def test_cost_of_other_methods(command: Command, method: str, percent: str | None) -> None:
+    """After ten tasks; where training decides on the size, that is said."""
+    words = ("resnet32", "--classes", "60", "--tasks", "6") if method == "hnet" else ("lenet",)
+    code, out, err = command("cost", *words, "--method", method)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    if percent is None:
+        assert lines[-1] == f"training decides on the size of {method}: this is before it"
+    else:
+        assert lines[-2].split()[2] == percent
+    found = json.loads(command("cost", *words, "--method", method, "--json")[1])
+    assert len(found["after"]) == int(lines[-2 if percent else -3].split()[0])
+    assert found["after"][-1]["network"] == (467_404 if method == "hnet" else 3_038_110)
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (("lenett",), "rkr: name: no network is called 'lenett'; did you mean 'lenet'? Choose one of lenet, resnet18,"),
@@ -105,8 +108,9 @@ def test_cost_for_machines(command: Command) -> None:
         (("resnet18", "--stem", "big"), 'rkr: stem: must not be "big"; choose one of cifar, imagenet'),
         (("lenet", "--input", "3,a"), "rkr: --input: give a shape such as 3,32,32, not '3,a'"),
         (("lenet", "--input", "1,28,28"), "rkr: the network does not run on an input of shape (1, 28, 28)"),
-        (("lenet", "--method", "rkr-lit"), "rkr: --method: 'rkr-lit' does not rectify; did you mean 'rkr-lite'?"),
-        (("lenet", "--method", "joint"), "rkr: --method: 'joint' does not rectify; choose one of rkr, rkr-lite,"),
+        (("lenet", "--method", "rkr-lit"), "rkr: --method: no method is called 'rkr-lit'; did you mean 'rkr-lite'?"),
+        (("lenet", "--method", "joint", "--rank", "2"), "rkr: --rank: joint has no rank"),
+        (("visual-encoder", "--method", "ewc"), "rkr: --method: ewc needs a network with a classification layer"),
     ],
 )
 def test_errors_are_one_line(command: Command, words: tuple[str, ...], said: str) -> None:

@@ -645,16 +645,12 @@ def test_overwriting(images: Path, whole: bytes, tmp_path: Path) -> None:
 def test_errors_of_the_command_are_one_line(
     images: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: Callable[..., tuple[int, str, str]],
     words: list[str],
     what: str,
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["rkr", "features", str(images), "--out", str(tmp_path / "x.mat"), *words])
-    with pytest.raises(SystemExit) as exit_:
-        cli.main()
-    out, err = capsys.readouterr()
-    assert (exit_.value.code, out) == (2, "")
+    code, out, err = command("features", str(images), "--out", str(tmp_path / "x.mat"), *words)
+    assert (code, out) == (2, "")
     assert err.startswith("rkr: ")
     assert what in err
     assert err.count("\n") == 1

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from rkr import cli
 from rkr.errors import UsageError
 from rkr.learners import METHODS, ZERO_SHOT_METHODS
 from rkr.recipes import list_recipes, load_recipe
@@ -94,16 +94,12 @@ def test_what_cannot_be(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_from_the_command_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_from_the_command_line(tmp_path: Path, command: Callable[..., tuple[int, str, str]]) -> None:
     def tune(*words: str) -> str:
         common = ("--method", "l2t", "--tasks", "2", "--epochs", "1", "--threads", "1", "--out", str(tmp_path))
-        monkeypatch.setattr(sys, "argv", ["rkr", "tune", "digits", *common, *words])
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-        assert exit_.value.code == 0
-        return capsys.readouterr().out
+        code, out, _ = command("tune", "digits", *common, *words)
+        assert code == 0
+        return out
 
     out = tune("--grid", "strength=0.1,1000")
     folder = tmp_path / "digits-tune-l2t-2-tasks"
@@ -119,15 +115,13 @@ def test_from_the_command_line(
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_value_that_diverges_is_left_out(
-    workers: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    workers: str, tmp_path: Path, command: Callable[..., tuple[int, str, str]]
 ) -> None:
     words = ["tune", "digits", "--method", "l2t", "--tasks", "2", "--epochs", "1", "--threads", "1", "--json"]
     words += ["--grid", "strength=0.1,1e30", "--workers", workers, "--out", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["rkr", *words])
-    with pytest.raises(SystemExit) as exit_:
-        cli.main()
-    assert exit_.value.code == 0
-    event = json.loads(capsys.readouterr().out.splitlines()[-1])
+    code, out, _ = command(*words)
+    assert code == 0
+    event = json.loads(out.splitlines()[-1])
     assert event["chosen"] == {"strength": 0.1}
     assert event["diverged"] == ["l2t-strength-1e30"]
     assert list(event["tried"]) == ["l2t-strength-0.1"]

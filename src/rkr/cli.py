@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import sys
-import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,6 @@ from rkr.errors import RkrError, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from rkr.core.cost import Cost
     from rkr.engine.events import Watch
     from rkr.experiments import How, Plan
     from rkr.reproduce import Exhibit
@@ -122,7 +120,7 @@ def cost(
     classes: Annotated[
         int | None, typer.Option(help="Classes of all tasks together; the network's by default.")
     ] = None,
-    method: Annotated[str, typer.Option(help="rkr, rkr-lite, rectify-only, scale-only, ...")] = "rkr",
+    method: Annotated[str, typer.Option(help="Any method of `rkr list`.")] = "rkr",
     stem: Annotated[str | None, typer.Option(help="Of resnet18: cifar or imagenet.")] = None,
     input_: Annotated[str | None, typer.Option("--input", help="Shape of an image, such as 3,32,32.")] = None,
     json_: Json = False,
@@ -130,34 +128,23 @@ def cost(
     """Parameters, bytes and multiply-adds that tasks cost, untrained."""
     from torch import nn
 
+    from rkr.counting import Capacities, count
     from rkr.recipes.settings import NetworkSettings
 
     given = {"classes": classes, "stem": stem}
     arguments = {name: value for name, value in given.items() if value is not None}
     settings = NetworkSettings.checked({"name": network, **arguments})
     shape = _shape(input_) if input_ is not None else None
-    built = settings.build()
-    head = settings.head if isinstance(getattr(built, settings.head, None), nn.Linear) else None
-    found = _cost(built, head, _options(method, rank), tasks, shape)
+    head = settings.head if isinstance(getattr(settings.build(), settings.head, None), nn.Linear) else None
+    found = count(method, settings.build, head, tasks, rank, shape)
     if not json_:
         print(found)
         return
+    if isinstance(found, Capacities):
+        print(json.dumps(found.as_json(), indent=2))
+        return
     totals = {"percent": found.percent, "total_percent": found.total_percent, "total_bytes": found.total_bytes}
     print(json.dumps({**totals, **dataclasses.asdict(found)}, indent=2))
-
-
-def _options(method: str, rank: int | None) -> dict[str, Any]:
-    """The options of `rectify` that a method stands for."""
-    from rkr.core.options import Options
-    from rkr.learners import METHODS
-    from rkr.recipes.messages import choose
-
-    names = {field.name for field in dataclasses.fields(Options)}
-    rectifying = {name: m.options for name, m in METHODS.items() if names <= set(m.options)}
-    if method not in rectifying:
-        raise UsageError(f"--method: {method!r} does not rectify{choose(method, rectifying)}")
-    chosen = {name: value for name, value in rectifying[method].items() if name in names}
-    return chosen if rank is None else {**chosen, "rank": rank}
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -168,22 +155,6 @@ def _shape(text: str) -> tuple[int, ...]:
     if not shape or min(shape) < 1:
         raise UsageError(f"--input: give a shape such as 3,32,32, not {text!r}")
     return shape
-
-
-def _cost(network: Any, head: str | None, options: dict[str, Any], tasks: int, shape: tuple[int, ...] | None) -> Cost:
-    """Count on a live model with so many tasks."""
-    import rkr
-
-    classes = tasks if head is None else network.get_submodule(head).out_features
-    if tasks < 1 or classes % tasks:
-        raise UsageError(f"--tasks: {classes} classes cannot be divided into {tasks} tasks of equal size")
-    each = None if head is None else classes // tasks
-    model = rkr.rectify(network, head=head, options=rkr.Options.from_json(options))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that the base was not trained: it is only counted
-        for number in range(1, tasks + 1):
-            model.add_task(f"task {number}", classes=each)
-    return model.cost(shape)
 
 
 # ---------------------------------------------------------------------------------------------------------

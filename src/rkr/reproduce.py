@@ -314,11 +314,9 @@ def _counted(name: str, method: str) -> Mapping[str, float] | None:
     None if only training decides on its size. Parameters and multiply-adds are what tasks
     add to the network, so they are known of methods that change its layers and freeze the rest.
     """
-    import warnings
-
     import torch
 
-    from rkr.learners.learner import SeenTask
+    from rkr.counting import begun
 
     recipe = load_recipe(name)
     chosen = recipe.method(method)
@@ -328,11 +326,15 @@ def _counted(name: str, method: str) -> Mapping[str, float] | None:
     has_classifier = "classifier" in chosen.method.options
     options = {**chosen.options, "classifier": {"epochs": 1}} if has_classifier else chosen.options
     attributes, unseen = (torch.zeros(2, 2), (1,)) if zero_shot else (None, ())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that the base was not trained: it is only counted
-        learner = chosen.method.build(recipe.build_network, recipe.network.head, **options)
-        for number in range(tasks):
-            learner.begin(SeenTask(number, f"task {number}", ("a", "b"), 2 * number, attributes, unseen))
+    learner = begun(
+        chosen.method,
+        recipe.build_network,
+        recipe.network.head,
+        options,
+        [2] * tasks,
+        attributes=attributes,
+        unseen=unseen,
+    )
     capacity = learner.capacity().percent
     counted = {"capacity": capacity}
     model = getattr(learner, "model", None)

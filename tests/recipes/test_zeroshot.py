@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from own_recipe import Write, writer
 
 from rkr.errors import UsageError
 from rkr.learners import METHODS, ZERO_SHOT_METHODS
@@ -199,21 +199,11 @@ where = "a table"
 """
 CLASSIFIER_KEYS = "epochs, longest, seen, unseen, source, batch, lr, betas"
 STREAM_KEYS = "kind, datasets, features, embedding, scaler, part, first, limit, seed"
-Write = Callable[..., Path]
 
 
 @pytest.fixture
 def write_zero_shot(tmp_path: Path) -> Write:
-    def made(*changes: tuple[str, str]) -> Path:
-        text = BASE
-        for old, new in changes:
-            assert old in text
-            text = text.replace(old, new, 1)
-        path = tmp_path / "my.toml"
-        path.write_text(text)
-        return path
-
-    return made
+    return writer(tmp_path, BASE)
 
 
 def test_own_recipe(write_zero_shot: Write) -> None:

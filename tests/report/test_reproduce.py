@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from rkr import cli
 from rkr.errors import UsageError
 from rkr.experiments import Plan
 from rkr.recipes import load_recipe
@@ -44,13 +42,7 @@ def found(rows: list[Line], **wanted: str) -> Line:
     return line
 
 
-def rkr(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["rkr", *words])
-    with pytest.raises(SystemExit) as exit_:
-        cli.main()
-    out, err = capsys.readouterr()
-    assert isinstance(exit_.value.code, int)
-    return exit_.value.code, out, err
+Command = Callable[..., tuple[int, str, str]]
 
 
 def test_every_table_and_figure_is_there() -> None:
@@ -201,13 +193,13 @@ def test_state(run_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pyt
     assert "imagenet/val/<class>" in state_of(load_exhibit("table-imagenet"), tmp_path).data
 
 
-def test_the_command_lists(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    code, out, _ = rkr(capsys, monkeypatch, "reproduce", "--list", "--out", str(tmp_path), "--json")
+def test_the_command_lists(tmp_path: Path, command: Command) -> None:
+    code, out, _ = command("reproduce", "--list", "--out", str(tmp_path), "--json")
     rows = json.loads(out)
     assert code == 0
     assert {row["name"] for row in rows} == PAPER
     assert all(row["done"] == 0 for row in rows)
-    code, out, _ = rkr(capsys, monkeypatch, "reproduce", "--out", str(tmp_path))
+    code, out, _ = command("reproduce", "--out", str(tmp_path))
     assert code == 0
     assert all(name in out for name in PAPER)
 
@@ -215,7 +207,7 @@ def test_the_command_lists(tmp_path: Path, capsys: pytest.CaptureFixture[str], m
 def test_the_command_runs_what_is_missing(
     tmp_path: Path,
     run_folder: Callable[..., Path],
-    capsys: pytest.CaptureFixture[str],
+    command: Command,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each run that is not there is run; here a function that writes a result stands for it."""
@@ -230,28 +222,26 @@ def test_the_command_runs_what_is_missing(
     ran: list[tuple[str, object]] = []
     monkeypatch.setattr("rkr.experiments.run_plan", run_plan)
     words = ("reproduce", "table-lenet", "--quick", "--runs", "2", "--out", str(tmp_path / "runs"))
-    code, out, _ = rkr(capsys, monkeypatch, *words)
+    code, out, _ = command(*words)
     assert code == 0
     assert {order for _, order in ran} == {"A", "B"}
     assert "quick: 2 epochs, at most 500 training samples of a class" in out
     assert "not comparable: other schedule" in out
     assert (tmp_path / "runs" / "cifar100-lenet-2-epochs-limit-500" / "figures" / "accuracy_over_tasks.png").exists()
     before = list(ran)
-    code, out, _ = rkr(capsys, monkeypatch, *words, "--json")
+    code, out, _ = command(*words, "--json")
     assert ran == before
     printed = json.loads(out.splitlines()[-1])
     assert (printed["name"], printed["quick"]) == ("table-lenet", {"epochs": 2, "limit": 500})
     assert printed["notes"] == list(load_exhibit("table-lenet").notes)
     assert any(line["method"] == "rkr" and line["ours"]["n"] == 2 for line in printed["lines"])
-    code, _, err = rkr(capsys, monkeypatch, *words[:2], "--runs", "0")
+    code, _, err = command(*words[:2], "--runs", "0")
     assert (code, err) == (2, "rkr: --runs must be at least 1, not 0\n")
 
 
 @pytest.mark.parametrize("name", sorted(PAPER))
-def test_every_exhibit_can_be_shown_without_a_run(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, out, _ = rkr(capsys, monkeypatch, "reproduce", name, "--show", "--out", str(tmp_path))
+def test_every_exhibit_can_be_shown_without_a_run(name: str, tmp_path: Path, command: Command) -> None:
+    code, out, _ = command("reproduce", name, "--show", "--out", str(tmp_path))
     exhibit = load_exhibit(name)
     assert code == 0
     assert exhibit.title in " ".join(out.split())

@@ -20,6 +20,8 @@ class Rehearsing(Taught):
     ones have the whole memory.
     """
 
+    learns_its_size = True  # which samples it keeps
+
     def __init__(self, make: MakeNetwork, head: str, *, memory: int = 2000, bn: str = "shared") -> None:
         super().__init__(make, head, bn=bn)
         self.memory = Memory(memory)

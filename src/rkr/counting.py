@@ -1,0 +1,102 @@
+"""What methods cost, counted without training: a learner makes room for tasks, and is counted."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from rkr.core.cost import Cost
+from rkr.errors import UsageError
+from rkr.recipes.messages import choose
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from rkr.learners import Learner, Method
+    from rkr.learners.learner import Capacity
+
+
+@dataclass(frozen=True)
+class Capacities:
+    """What a method keeps after each task; print it for a table."""
+
+    method: str
+    after: tuple[Capacity, ...]
+    note: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        rows = [{**asdict(one), "percent": one.percent} for one in self.after]
+        return {"method": self.method, "note": self.note, "after": rows}
+
+    def __str__(self) -> str:
+        rows = [("tasks", "parameters", "%", "bytes", "multiply-adds")]
+        for number, one in enumerate(self.after, 1):
+            macs = "unknown" if one.multiply_adds is None else f"{one.multiply_adds:,}"
+            rows.append((str(number), f"{one.parameters:,}", f"{one.percent:.2f}", f"{one.bytes:,}", macs))
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
+        lines.append(f"100 % are the {self.after[0].network:,} parameters of the plain network")
+        return "\n".join([*lines, self.note] if self.note else lines)
+
+
+def begun(
+    method: Method,
+    make: Callable[[], nn.Module],
+    head: str,
+    options: Mapping[str, Any],
+    tasks: Sequence[int],
+    then: Callable[[Learner], None] = lambda learner: None,
+    **seen: Any,
+) -> Learner:
+    """A learner that has begun tasks of so many classes, untrained; `then` is told after each."""
+    from rkr.learners.learner import SeenTask
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that the base was not trained: it is only counted
+        learner = method.build(make, head, **options)
+        for number, classes in enumerate(tasks):
+            names = tuple(f"{number}-{i}" for i in range(classes))
+            learner.begin(SeenTask(number, f"task {number + 1}", names, sum(tasks[:number]), **seen))
+            then(learner)
+    return learner
+
+
+def count(
+    name: str,
+    make: Callable[[], nn.Module],
+    head: str | None,
+    tasks: int,
+    rank: int | None = None,
+    shape: tuple[int, ...] | None = None,
+) -> Cost | Capacities:
+    """The cost of a method's tasks on a network: by parts for those that rectify, in all for others."""
+    from rkr.core.model import RectifiedModel
+    from rkr.core.options import Options
+    from rkr.learners import METHODS
+
+    if name not in METHODS:
+        raise UsageError(f"--method: no method is called {name!r}{choose(name, METHODS)}")
+    method, network = METHODS[name], make()
+    rectifies = set(Options().to_json()) <= set(method.options)
+    if rank is not None and not rectifies:
+        raise UsageError(f"--rank: {name} has no rank")
+    classes = tasks if head is None else len(network.get_submodule(head).get_parameter("weight"))
+    if tasks < 1 or classes % tasks:
+        raise UsageError(f"--tasks: {classes} classes cannot be divided into {tasks} tasks of equal size")
+    if not rectifies:
+        if head is None:
+            raise UsageError(f"--method: {name} needs a network with a classification layer")
+        after: list[Capacity] = []
+        begun(method, make, head, {}, [classes // tasks] * tasks, lambda made: after.append(made.capacity()))
+        note = f"training decides on the size of {name}: this is before it" if method.learner.learns_its_size else ""
+        return Capacities(name, tuple(after), note)
+    options = {key: value for key, value in method.options.items() if key in Options().to_json()}
+    model = RectifiedModel(network, Options.from_json(options if rank is None else {**options, "rank": rank}), head)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        for number in range(1, tasks + 1):
+            model.add_task(f"task {number}", classes=None if head is None else classes // tasks)
+    return model.cost(shape)

@@ -1,0 +1,25 @@
+"""What tests of several folders use."""
+
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from rkr import cli
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Exit code, stdout and stderr of `rkr words`, in this process."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["rkr", *words])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        out, err = capsys.readouterr()
+        assert isinstance(exit_.value.code, int)
+        return exit_.value.code, out, err
+
+    return run
