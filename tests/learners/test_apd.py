@@ -18,7 +18,7 @@ from torch.optim import SGD, Adam, Optimizer
 import rkr
 from rkr.errors import UsageError
 from rkr.learners import METHODS
-from rkr.learners.apd import Apd, cut, k_means, name_at, packed, split, tensor, unpacked
+from rkr.learners.apd import Apd, cut, k_means, name_at, packed, split, unpacked
 from rkr.learners.learner import SeenTask
 
 CLASSES = (3, 2, 4, 2, 3)
@@ -74,7 +74,7 @@ def learn(learner: Apd, number: int, steps: int = 3, lr: float = 0.02) -> None:
 def own(learner: Apd, number: int, name: str) -> dict[str, Tensor]:
     """A task's tensors of one name, by layer."""
     state = learner.model.tasks[f"t{number}"]
-    return {site.path: tensor(site, state, name) for site in learner.layers()}
+    return {site.path: site.tensor(state, name) for site in learner.layers()}
 
 
 @torch.no_grad()
@@ -144,10 +144,10 @@ def test_where_tasks_start(init: str) -> None:
     old, new = (learner.model.tasks[name] for name in ("t0", "t1"))
     for site in learner.layers():
         wanted = site.weight if init == "sigma" else torch.zeros_like(site.weight)
-        assert torch.equal(tensor(site, new, "tau"), wanted)
-        assert tensor(site, new, "v").count_nonzero() == 0
-        assert tensor(site, old, "v").count_nonzero() > 0
-        assert torch.equal(tensor(site, new, "bias"), tensor(site, old, "bias"))
+        assert torch.equal(site.tensor(new, "tau"), wanted)
+        assert site.tensor(new, "v").count_nonzero() == 0
+        assert site.tensor(old, "v").count_nonzero() > 0
+        assert torch.equal(site.tensor(new, "bias"), site.tensor(old, "bias"))
     for key in ("bn1.weight", "bn2.bias", "bn2.running_mean", "bn1.running_var"):
         assert torch.equal(new.get(key), old.get(key))  # type: ignore[arg-type]
     assert not torch.equal(new.get("bn1.running_var"), torch.ones(16).double())  # type: ignore[arg-type]
@@ -269,8 +269,8 @@ def test_steepness_bounds_the_curvature_of_what_holds_weights_in_place() -> None
     with torch.no_grad():
         site.weight.copy_(torch.randn(units, inputs))
         for number in range(old):
-            tensor(site, learner.model.tasks[f"t{number}"], "v").copy_(torch.randn(units))
-    masks = [tensor(site, learner.model.tasks[f"t{n}"], "v") for n in range(old)]
+            site.tensor(learner.model.tasks[f"t{number}"], "v").copy_(torch.randn(units))
+    masks = [site.tensor(learner.model.tasks[f"t{n}"], "v") for n in range(old)]
     here = torch.cat([site.weight.flatten(), *masks, torch.zeros(old * units * inputs)]).detach().double()
 
     def held(z: Tensor) -> Tensor:
@@ -463,8 +463,8 @@ def test_regrouping_starts_from_whole_parts_and_old_groups() -> None:
     learner.clusters = 5  # as many as tasks
     with torch.no_grad():
         for site in learner.layers():  # far apart, so that every one is alone
-            tensor(site, learner.model.tasks["t0"], "tau").add_(100)
-            tensor(site, learner.model.tasks["t1"], "tau").sub_(100)
+            site.tensor(learner.model.tasks["t0"], "tau").add_(100)
+            site.tensor(learner.model.tasks["t1"], "tau").sub_(100)
         before = [weights(learner, number) for number in range(5)]
         learner.regroup()
     for site in learner.layers():
@@ -497,7 +497,7 @@ def numbered(learner: Apd, values: int) -> None:
     with torch.no_grad():
         for state in learner.model.tasks.values():
             for site in learner.layers():
-                tau = tensor(site, state, "tau")
+                tau = site.tensor(state, "tau")
                 fill = min(values, tau.numel())
                 tau.zero_().view(-1)[:fill] = 1
                 values -= fill

@@ -531,7 +531,7 @@ def test_more_classes_than_the_network_has() -> None:
     learner = build(lambda: rkr.networks.small_cnn(classes=4, size=4))
     first, second, _ = tasks()
     learner.begin(first)
-    with pytest.raises(UsageError, match="up to 't1' have 5 classes, the network's classification layer 4"):
+    with pytest.raises(UsageError, match="the tasks have 5 classes, the network's classification layer 4"):
         learner.begin(second)
     assert learner.seen == [first]
 

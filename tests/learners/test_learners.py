@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 
 import rkr
 from rkr.learners import METHODS, Learner
-from rkr.learners.learner import SeenTask, TaskHead, decay_groups
+from rkr.learners.learner import SeenTask, decay_groups
+from rkr.learners.one_network import TaskHead
 
 ISOLATING = [name for name, method in METHODS.items() if method.learner.isolating]
 CLASSES = (3, 2, 4)
@@ -38,16 +40,18 @@ def batch(task: SeenTask, n: int = 12, seed: int = 0) -> tuple[Tensor, Tensor]:
     return x, torch.randint(task.classes, (n,), generator=generator) + task.start
 
 
+def rehearsed(learner: Learner) -> Iterator[tuple[Tensor, Tensor]]:
+    """What a learner wants to be trained on."""
+    for number, rows in learner.rehearse([12] * len(learner.seen)).items():
+        x, y = batch(learner.seen[number])
+        yield (x, y) if rows is None else (x[rows], y[rows])
+
+
 def learn(learner: Learner, task: SeenTask, steps: int = 3) -> list[float]:
     """What the engine does, in small."""
     learner.begin(task)
     losses = []
-
-    def samples() -> Iterator[tuple[Tensor, Tensor]]:
-        for number, rows in learner.rehearse([12] * len(learner.seen)).items():
-            x, y = batch(learner.seen[number])
-            yield (x, y) if rows is None else (x[rows], y[rows])
-
+    samples = partial(rehearsed, learner)
     for phase in learner.phases():
         learner.prepare(phase, samples)
         optimizer = torch.optim.SGD(learner.groups(), lr=0.05, momentum=0.9, weight_decay=5e-4)
@@ -115,6 +119,25 @@ def test_fine_tuning_forgets() -> None:
     assert not torch.allclose(answers(learner, 0), before, atol=1e-3)
     for p, old in zip(learner.network.fc.heads[0].parameters(), head, strict=True):  # type: ignore[union-attr]
         assert torch.equal(p, old)  # the network moved under it, weight decay did not touch it
+
+
+@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in METHODS), ("pgn", {"lateral": "adapter"})])
+def test_what_has_a_gradient_is_trained(name: str, options: dict[str, object]) -> None:
+    """Nothing is learned by halves: no parameter collects gradients that no optimiser sees."""
+    torch.manual_seed(0)
+    learner = METHODS[name].build(make, "fc", **options)
+    for task in tasks()[:2]:
+        learn(learner, task)
+    learner.begin(tasks()[2])
+    for phase in learner.phases():
+        learner.prepare(phase, partial(rehearsed, learner))
+        groups = learner.groups()
+        learner.train()
+        learner.zero_grad(set_to_none=True)
+        learner.loss(*batch(tasks()[2])).loss.backward()
+        trained = {id(p) for group in groups for p in group["params"]}
+        left = [key for key, p in learner.named_parameters() if p.grad is not None and id(p) not in trained]
+        assert left == []
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -22,8 +22,9 @@ from rkr.learners.distillation import distilled, imitated
 from rkr.learners.ewc import Ewc
 from rkr.learners.fisher import ESTIMATORS, fisher
 from rkr.learners.l2t import L2Transfer
-from rkr.learners.learner import OneNetwork, Outcome, ReadSamples, SeenTask, TaskNorm
+from rkr.learners.learner import Outcome, ReadSamples, SeenTask
 from rkr.learners.lwf import Lwf
+from rkr.learners.one_network import OneNetwork, TaskNorm
 from rkr.learners.progress_compress import Lateral, ProgressCompress
 from rkr.learners.si import SynapticIntelligence
 

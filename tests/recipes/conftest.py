@@ -1,9 +1,9 @@
 """A sound recipe, and a way to write it to a file with something else in it."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from own_recipe import Write, writer
 
 BASE = """\
 title = "Mine"
@@ -38,8 +38,29 @@ value = 69.58
 where = "table 1"
 """
 
+Write = Callable[..., Path]
+
 
 @pytest.fixture
-def write(tmp_path: Path) -> Write:
+def writer(tmp_path: Path) -> Callable[[str], Write]:
+    """Makes a function that writes a recipe to my.toml, with some of its text exchanged."""
+
+    def of(base: str) -> Write:
+        def made(*changes: tuple[str, str]) -> Path:
+            text = base
+            for old, new in changes:
+                assert old in text
+                text = text.replace(old, new, 1)
+            path = tmp_path / "my.toml"
+            path.write_text(text)
+            return path
+
+        return made
+
+    return of
+
+
+@pytest.fixture
+def write(writer: Callable[[str], Write]) -> Write:
     """Write my.toml, with some of its text exchanged."""
-    return writer(tmp_path, BASE)
+    return writer(BASE)

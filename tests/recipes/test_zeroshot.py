@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from own_recipe import Write, writer
 
 from rkr.errors import UsageError
 from rkr.learners import METHODS, ZERO_SHOT_METHODS
@@ -198,12 +198,13 @@ values = [63.64, 48.36]
 where = "a table"
 """
 CLASSIFIER_KEYS = "epochs, longest, seen, unseen, source, batch, lr, betas"
+Write = Callable[..., Path]
 STREAM_KEYS = "kind, datasets, features, embedding, scaler, part, first, limit, seed"
 
 
 @pytest.fixture
-def write_zero_shot(tmp_path: Path) -> Write:
-    return writer(tmp_path, BASE)
+def write_zero_shot(writer: Callable[[str], Write]) -> Write:
+    return writer(BASE)
 
 
 def test_own_recipe(write_zero_shot: Write) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from rkr.core.rectification import factor_shapes, lm_std
+from rkr.core.rectification import factor_shapes, lm_std, rectified_weight, scaled
 from rkr.core.state import TaskState
 
 if TYPE_CHECKING:
@@ -87,7 +87,10 @@ class Change:
 
 
 class Rectification(Change):
-    """W_t = W + LM·RM and O_t = O·F (equations 1 to 5). `layers.py` and `kernels.py` compute it, fast."""
+    """W_t = W + LM·RM and O_t = O·F (equations 1 to 5), F folded into weight and bias.
+
+    `layers.py` and `kernels.py` compute the same faster.
+    """
 
     undecayed = frozenset({"f"})
 
@@ -112,3 +115,11 @@ class Rectification(Change):
         if site.scaled:
             tensors["f"].fill_(1)
         return tensors
+
+    def weight(self, site: Site, task: TaskState) -> Tensor:
+        lm, rm, f = site.factors(task)
+        return scaled(rectified_weight(site.weight, lm, rm, site.options.layout), f, 0)
+
+    def bias(self, site: Site, task: TaskState) -> Tensor | None:
+        f = site.factors(task)[2]
+        return site.bias if site.bias is None or f is None else site.bias * f

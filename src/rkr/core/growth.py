@@ -87,25 +87,21 @@ class Growth(Change, nn.Module):
         return None if site.bias is None else self._cut(site, task, site.bias, False)
 
     def normalised(self, site: Site, task: TaskState, x: Tensor, plain: Callable[[Tensor], Tensor]) -> Tensor:
-        """With `settled`, batch statistics are taken of the task's own units only."""
+        """With `settled`, earlier tasks' units are normalised as they were, in training too, and do not learn."""
         module: Any = site.module
         old = self._old(site, task) if self.settled and module.training else 0
-        if not old:
+        mean, var, weight, bias = (
+            None if t is None else t[:old].detach()
+            for t in (site.own(task, n) for n in ("running_mean", "running_var", "weight", "bias"))
+        )
+        if not old or mean is None or var is None:
             return plain(x)
-        mean, var, weight, bias = (site.own(task, n) for n in ("running_mean", "running_var", "weight", "bias"))
-        assert mean is not None
-        assert var is not None
-        module.num_batches_tracked.add_(1)
-        parts = []
-        for part, training in ((slice(None, old), False), (slice(old, None), True)):
-            if not mean[part].numel():
-                continue
-            w, b = (None if t is None else (t[part] if training else t[part].detach()) for t in (weight, bias))
-            momentum = module.momentum if training else 0.0
-            parts.append(
-                nn.functional.batch_norm(x[:, part], mean[part], var[part], w, b, training, momentum, module.eps)
-            )
-        return torch.cat(parts, 1)
+        kept = mean.clone(), var.clone()
+        y = plain(x)
+        for moved, before in zip((mean, var), kept, strict=True):
+            moved.data.copy_(before)  # unseen by autograd, which may have kept them
+        settled = nn.functional.batch_norm(x[:, :old], mean, var, weight, bias, False, 0.0, module.eps)
+        return torch.cat([settled, y[:, old:]], 1)
 
     def _old(self, site: Site, task: TaskState) -> int:
         """How many of the units that a task knows are earlier tasks'; they come first."""
@@ -307,7 +303,7 @@ class Growth(Change, nn.Module):
     ) -> None:
         """Give the task's own tensors (normalisation, head) the places of its units now; copies have their origin's."""
         assert task.classes is not None
-        norms = [site for site in model._sites if site.kind == "norm" and site.path in self.spaces.out]
+        norms = [site for site in model.sites if site.kind == "norm" and site.path in self.spaces.out]
         fresh = {key: tensor for site in norms for key, tensor in site.draw().items()}
         if self._head in self.spaces.into:
             fresh["head.weight"] = model._new_head(task.classes, "random")["head.weight"]
@@ -328,7 +324,7 @@ class Growth(Change, nn.Module):
 
     def _own(self, model: RectifiedModel) -> dict[str, tuple[Space, int, int]]:
         """Tensors of a task that have a place for each unit: the space, the dimension, and values of a unit."""
-        norms = [site for site in model._sites if site.kind == "norm" and site.path in self.spaces.out]
+        norms = [site for site in model.sites if site.kind == "norm" and site.path in self.spaces.out]
         found = {key: (self.spaces.out[site.path], 0, 1) for site in norms for key in site.shapes()}
         into = self.spaces.into.get(self._head)
         return found if into is None else {**found, "head.weight": (into, 1, into.takers[self._head])}

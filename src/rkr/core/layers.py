@@ -358,7 +358,7 @@ def exchange(site: Site) -> None:
         mixin = _Pinned
     elif site.kind == "norm":
         mixin = _BatchNorm if isinstance(module, BATCH_NORMS) else _Norm
-    elif not isinstance(site.change, Rectification):
+    elif type(site.change) is not Rectification:
         mixin = _Changed
     elif site.kind == "attention":
         mixin = _Attention

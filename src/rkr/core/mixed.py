@@ -178,7 +178,7 @@ def may_run_by_layer(model: RectifiedModel, tasks: Sequence[TaskState]) -> bool:
     options = model.options
     if options.mixed == "group" or len(tasks) == 1 or options.layout != "axes":
         return False
-    if not isinstance(model.change, Rectification):
+    if type(model.change) is not Rectification:
         return False
     if torch.is_grad_enabled() or autocasts(_device(model)) or any(s.module.training for s in model._sites):
         return False

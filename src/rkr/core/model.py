@@ -99,6 +99,11 @@ class RectifiedModel(nn.Module):
         if attach:
             self._attach()
 
+    @property
+    def sites(self) -> Sequence[Site]:
+        """The places of the network that compute with a task's tensors, in its order."""
+        return self._sites
+
     # -- tasks --------------------------------------------------------------------------------------------
 
     @property
@@ -219,8 +224,8 @@ class RectifiedModel(nn.Module):
     def named_task_parameters(self) -> dict[str, nn.Parameter]:
         """`task_parameters` by name: the task's as in its file, the base's as in the network."""
         task = self._active.require()
-        found = ((k, task._parameters.get(k)) for k in self._expected(task.classes))  # the order of the network
-        named = {k: p for k, p in found if p is not None}
+        keys = dict.fromkeys((*self._expected(task.classes), *task._parameters))  # the order of the network first
+        named = {k: p for k in keys if (p := task._parameters.get(k)) is not None}
         if self._trains_base(task):
             for key, p in self.network.named_parameters():
                 if p.requires_grad:
@@ -275,7 +280,7 @@ class RectifiedModel(nn.Module):
         """
         task = self.tasks[name]
         self._check_owner()
-        if not isinstance(self.change, Rectification):
+        if type(self.change) is not Rectification:
             raise UsageError(f"{type(self.change).__name__} does not fold into plain weights: use the model itself")
         plain = copy.deepcopy(self.network, {id(self._active): Active()})  # without the tasks
         modules = dict(plain.named_modules())

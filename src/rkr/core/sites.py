@@ -55,8 +55,14 @@ class Site:
         return self.module._parameters.get(self.bias_name)
 
     def own(self, task: TaskState, name: str) -> Tensor | None:
-        """A tensor that a task keeps here."""
+        """A tensor that a task keeps here, if it has one."""
         return task.get(join(self.path, name))
+
+    def tensor(self, task: TaskState, name: str) -> Tensor:
+        """One that it has for certain."""
+        found = self.own(task, name)
+        assert found is not None
+        return found
 
     def factors(self, task: TaskState) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """LM, RM and F of a task here."""

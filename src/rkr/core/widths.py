@@ -173,6 +173,8 @@ class _Finder(fx.Interpreter):
         if isinstance(module, (nn.Linear, *CONVS)):
             if getattr(module, "groups", 1) != 1:
                 raise UsageError(f"{self._need}: the convolution {path!r} has groups, and cannot grow")
+            if weight is None or (size, self._shapes[sources[0]][1]) != tuple(weight.shape[:2]):
+                self._refuse(n)  # its channels are not where they are looked for, in dimension 1
             self._found.append(("taker", path, space, values))
             made = self._new(size)
             self._found.append(("maker", path, made, 1))

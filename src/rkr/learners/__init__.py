@@ -107,7 +107,6 @@ METHODS: dict[str, Method] = {
     "den": Method(
         Den,
         "DEN (Yoon et al. 2018): retrains what a task needs, adds units, copies those that drift; 180 % on LeNet",
-        {"expand": 0.0215, "split": 0.0215},
     ),
     "rcl": Method(ReinforcedLearning, "RCL (Xu & Zhu 2018): a policy searches how much wider a task makes each layer"),
     "ccll": Method(Ccll, "CCLL (Singh et al. 2020): every layer's output is calibrated for each task"),

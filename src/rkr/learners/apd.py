@@ -18,7 +18,7 @@ from torch.optim import SGD, Optimizer
 from rkr.atomic import write_atomic
 from rkr.core.changes import Change
 from rkr.core.options import Options
-from rkr.core.sites import WEIGHTS, Site
+from rkr.core.sites import Site
 from rkr.core.state import TaskState, is_statistic
 from rkr.errors import UsageError
 from rkr.learners.changed import Changed
@@ -57,7 +57,7 @@ class Decomposition(Change):
 
     def own(self, site: Site, task: TaskState) -> Tensor:
         """σ ⊙ M_t + τ_t."""
-        return torch.addcmul(tensor(site, task, "tau"), site.weight, of_rows(tensor(site, task, "v").sigmoid(), site))
+        return torch.addcmul(site.tensor(task, "tau"), site.weight, of_rows(site.tensor(task, "v").sigmoid(), site))
 
     def local_of(self, site: Site, task: TaskState) -> Tensor | None:
         """What the task's group shares at a layer, if it is in one of several tasks."""
@@ -125,10 +125,6 @@ class Apd(Changed):
         self.local = decomposition.local
         self.anchors = nn.Module()  # buffers "<layer>/theta/<task>": θ_i* of earlier tasks, without what groups share
 
-    def layers(self) -> list[Site]:
-        """The layers whose weights are decomposed."""
-        return [site for site in self.model._sites if site.kind in WEIGHTS]
-
     @torch.no_grad()
     def begin(self, task: SeenTask) -> None:
         """Biases and normalisation start at the previous task's, the mask at 1/2.
@@ -142,15 +138,15 @@ class Apd(Changed):
             for sigma in {id(site.weight): site.weight for site in self.layers()}.values():
                 sigma.div_(1.5 if self.start == "sigma" else 0.5)
         for site in self.layers():
-            tensor(site, new, "v").zero_()
-            tensor(site, new, "tau").copy_(site.weight if self.start == "sigma" else torch.zeros(()))
+            site.tensor(new, "v").zero_()
+            site.tensor(new, "tau").copy_(site.weight if self.start == "sigma" else torch.zeros(()))
             for i, old in enumerate(self.model.tasks.values()[:-1]):
                 self.anchors.register_buffer(name_at(site, "theta", i), self.decomposition.own(site, old))
 
     def groups(self) -> list[dict[str, Any]]:
         *earlier, new = self.model.tasks.values()
-        own = [tensor(site, new, name) for site in self.layers() for name in ("v", "tau")]
-        held = [tensor(site, old, name) for old in earlier for site in self.layers() for name in ("v", "tau")]
+        own = [site.tensor(new, name) for site in self.layers() for name in ("v", "tau")]
+        held = [site.tensor(old, name) for old in earlier for site in self.layers() for name in ("v", "tau")]
         known = {id(p) for p in own}
         rest = [p for p in new.parameters() if id(p) not in known]
         return [
@@ -163,7 +159,7 @@ class Apd(Changed):
         """σ, and what else of the network all tasks use: not its own biases, normalisation and head."""
         unused = {id(p) for p in self.model._unused_head()}
         unused |= {id(site.bias) for site in self.layers()}
-        norms = [site for site in self.model._sites if site.kind == "norm" and site.affine]
+        norms = [site for site in self.model.sites if site.kind == "norm" and site.affine]
         unused |= {id(p) for site in norms for p in site.module.parameters()}
         return [p for p in self.model.network.parameters() if id(p) not in unused]
 
@@ -172,11 +168,11 @@ class Apd(Changed):
         """Add the gradients of λ1 Σ |τ_i|_1 + λ2 Σ ½ |θ_i - θ_i*|²: in closed form, without a graph of old weights."""
         *earlier, new = self.model.tasks.values()
         for site in self.layers():
-            sigma, tau = site.weight, tensor(site, new, "tau")
+            sigma, tau = site.weight, site.tensor(new, "tau")
             gradient(tau).add_(tau.sign(), alpha=self.l1)
             strength = self.strength(site, optimizer)
             for i, old in enumerate(earlier):
-                v, tau = tensor(site, old, "v"), tensor(site, old, "tau")
+                v, tau = site.tensor(old, "v"), site.tensor(old, "tau")
                 mask = v.sigmoid()
                 off = self.decomposition.own(site, old).sub_(self.anchors.get_buffer(name_at(site, "theta", i)))
                 off.mul_(strength)  # λ2 (θ_i - θ_i*)
@@ -194,7 +190,7 @@ class Apd(Changed):
         earlier = self.model.tasks.values()[:-1]
         if not isinstance(optimizer, SGD) or not earlier:
             return wanted
-        masks = torch.stack([tensor(site, old, "v").sigmoid() for old in earlier])  # (T - 1, O)
+        masks = torch.stack([site.tensor(old, "v").sigmoid() for old in earlier])  # (T - 1, O)
         slopes = (masks * (1 - masks)).square().amax(0) * site.weight.flatten(1).square().sum(1)
         steepness = (1 + masks.square().sum(0) + slopes).amax()
         return (1 / (optimizer.param_groups[0]["lr"] * steepness)).clamp(max=wanted)
@@ -203,7 +199,7 @@ class Apd(Changed):
     def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
         for task in self.model.tasks.values():
             for site in self.layers():
-                cut(tensor(site, task, "tau"), self.l1)
+                cut(site.tensor(task, "tau"), self.l1)
         self.anchors._buffers.clear()
         if self.consolidate and len(self.seen) % self.consolidate == 0:
             self.regroup()
@@ -213,7 +209,7 @@ class Apd(Changed):
         made: dict[str, Tensor] = {}
         for site in self.layers():
             tasks = self.model.tasks.values()
-            taus = [tensor(site, task, "tau") for task in tasks]
+            taus = [site.tensor(task, "tau") for task in tasks]
             locals_ = [self.decomposition.local_of(site, task) for task in tasks]
             full = torch.stack([t if s is None else t + s for t, s in zip(taus, locals_, strict=True)]).flatten(1)
             group = k_means(full, self._centres(full, self.local._buffers.get(name_at(site, "group"))))
@@ -263,7 +259,7 @@ class Apd(Changed):
 
     def notes(self) -> dict[str, Any]:
         """How many values of each task's τ, and of what groups share, are not 0."""
-        taus = [[tensor(s, task, "tau") for s in self.layers()] for task in self.model.tasks.values()]
+        taus = [[s.tensor(task, "tau") for s in self.layers()] for task in self.model.tasks.values()]
         counts = [sum(int(torch.count_nonzero(t)) for t in own) for own in taus]
         shared = [t for t in self.local.buffers() if t.is_floating_point()]
         return {"tau": counts, "local": sum(int(torch.count_nonzero(t)) for t in shared)}
@@ -288,13 +284,6 @@ class Apd(Changed):
 
 # ---------------------------------------------------------------------------------------------------------
 # Pieces
-
-
-def tensor(site: Site, task: TaskState, name: str) -> Tensor:
-    """A tensor that a task keeps at a layer."""
-    found = site.own(task, name)
-    assert found is not None
-    return found
 
 
 def of_rows(values: Tensor, site: Site) -> Tensor:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from rkr.core.changes import Change
 from rkr.core.graph import norm_after
@@ -35,7 +35,7 @@ class Calibration(Change):
 
     def __init__(self, after: dict[str, str] | None = None, unit: str = "scale") -> None:
         self._after = after or {}
-        self._before = set(self._after.values())
+        self._later = set(self._after.values())  # convolutions that wait for it
         self._unit = unit
 
     def shapes(self, site: Site) -> dict[str, tuple[int, ...]]:
@@ -55,21 +55,21 @@ class Calibration(Change):
 
     def output(self, site: Site, task: TaskState, x: Tensor, y: Tensor) -> Tensor:
         if site.kind != "conv":
-            unit = _own(task, site.path, "unit")
+            unit = site.tensor(task, "unit")
             return y * (unit if self._unit == "scale" else torch.sigmoid(unit * y))
-        return y if site.path in self._before else calibrated(y, *self._kernels(task, site.path))
+        if site.path in self._later:
+            return y
+        return calibrated(y, site.tensor(task, "spatial"), site.tensor(task, "channel"))
 
     def normalised(self, site: Site, task: TaskState, x: Tensor, plain: Callable[[Tensor], Tensor]) -> Tensor:
         y = plain(x)
         conv = self._after.get(site.path)
-        return y if conv is None else calibrated(y, *self._kernels(task, conv))
+        spatial, channel = (task.get(f"{conv}.{name}") for name in ("spatial", "channel"))
+        return y if spatial is None or channel is None else calibrated(y, spatial, channel)
 
     def multiply_adds(self, site: Site, values: int) -> int:
         """A 3x3 kernel and the gate for every value of a map, one factor for a unit."""
         return 10 * values if site.kind == "conv" else values
-
-    def _kernels(self, task: TaskState, path: str) -> tuple[Tensor, Tensor]:
-        return _own(task, path, "spatial"), _own(task, path, "channel")
 
 
 def calibrated(maps: Tensor, spatial: Tensor, channel: Tensor) -> Tensor:
@@ -99,11 +99,9 @@ class Ccll(Changed):
         for name, value, allowed in (("where", where, ("before", "after")), ("unit", unit, ("scale", "gate"))):
             if value not in allowed:
                 raise UsageError(f"{name} must be {' or '.join(map(repr, allowed))}, not {value!r}")
-        after = {norm: layer for layer, norm in norm_after(make(), "CCLL").items()} if where == "after" else {}
+        after: dict[str, str] = {}
+        if where == "after":
+            network = make()
+            pairs = norm_after(network, "CCLL").items()
+            after = {norm: layer for layer, norm in pairs if isinstance(network.get_submodule(layer), nn.Conv2d)}
         super().__init__(make, head, Calibration(after, unit), Options(bn="per_task"), init)
-
-
-def _own(task: TaskState, path: str, name: str) -> Tensor:
-    tensor = task.get(f"{path}.{name}")
-    assert tensor is not None
-    return tensor

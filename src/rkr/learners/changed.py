@@ -9,6 +9,7 @@ from torch import Tensor
 from rkr.core.changes import Change
 from rkr.core.model import RectifiedModel
 from rkr.core.options import Options
+from rkr.core.sites import WEIGHTS, Site
 from rkr.errors import UsageError
 from rkr.learners.learner import Capacity, Learner, MakeNetwork, Outcome, SeenTask, plain_size
 
@@ -45,6 +46,10 @@ class Changed(Learner):
     def begin(self, task: SeenTask) -> None:
         super().begin(task)
         self.model.add_task(task.name, classes=task.class_names, init=self.init if task.number else "previous")
+
+    def layers(self) -> list[Site]:
+        """The layers that tasks change."""
+        return [site for site in self.model.sites if site.kind in WEIGHTS]
 
     def groups(self) -> list[dict[str, Any]]:
         return self.model.task_parameters(groups=True)

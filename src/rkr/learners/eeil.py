@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rkr.learners.distillation import distilled
-from rkr.learners.icarl import Rehearsing, task_and_class
 from rkr.learners.learner import MakeNetwork, Outcome, Phase, ReadSamples, SeenTask
 from rkr.learners.memory import fill_rows
+from rkr.learners.rehearsing import Rehearsing, task_and_class
 
 
 class Eeil(Rehearsing):

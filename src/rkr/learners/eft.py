@@ -54,16 +54,12 @@ class Transformation(Change):
         return tensors
 
     def output(self, site: Site, task: TaskState, x: Tensor, y: Tensor) -> Tensor:
-        own = {name: site.own(task, name) for name in self.shapes(site)}
-        if "unit" in own:
-            assert own["unit"] is not None
-            return y * own["unit"]
+        if site.kind != "conv":
+            return y * site.tensor(task, "unit")
         parts = []
         for name, padding in (("spatial", 1), ("pointwise", 0)):
-            weight = own[name]
-            assert weight is not None
-            groups = y.shape[1] // weight.shape[1]
-            parts.append(F.conv2d(y, weight, own[f"{name}_bias"], padding=padding, groups=groups))
+            weight, bias = site.tensor(task, name), site.tensor(task, f"{name}_bias")
+            parts.append(F.conv2d(y, weight, bias, padding=padding, groups=y.shape[1] // weight.shape[1]))
         return parts[0] + parts[1]
 
     def multiply_adds(self, site: Site, values: int) -> int:

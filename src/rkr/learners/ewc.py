@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rkr.errors import UsageError
+from rkr.learners.anchored import Anchored
 from rkr.learners.fisher import ESTIMATORS, fisher
-from rkr.learners.l2t import Anchored
 from rkr.learners.learner import MakeNetwork, ReadSamples
 
 MODES = ("all", "online")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rkr.learners.learner import OneNetwork
+from rkr.learners.one_network import OneNetwork
 
 
 class Finetune(OneNetwork):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rkr.core.cost import multiply_adds
 from rkr.core.growth import Growth, layout_of
 from rkr.core.options import Options
-from rkr.core.sites import WEIGHTS, Site
+from rkr.core.sites import Site
 from rkr.core.state import is_statistic
 from rkr.learners.changed import Changed
 from rkr.learners.learner import Capacity, MakeNetwork, Phase, ReadSamples, SeenTask, nbytes
@@ -41,10 +41,6 @@ class Growing(Changed):
     def begin(self, task: SeenTask) -> None:
         self.growth.enter(task.name)
         super().begin(task)
-
-    def layers(self) -> list[Site]:
-        """The layers whose weights all tasks share."""
-        return [site for site in self.model._sites if site.kind in WEIGHTS]
 
     def born(self, site: Site) -> tuple[Tensor, Tensor]:
         """The tasks with which a layer's outputs and inputs came, in the shapes (O, 1) and (1, I)."""
@@ -109,7 +105,7 @@ class Growing(Changed):
             own = sum(p.numel() for p in first[site.path].parameters())
             grown += self.used(site) + (0 if site.bias is None else site.bias.numel()) - own
         width = first[self.head].get_parameter("weight").shape[1]
-        norms = {site.path for site in self.model._sites if site.kind == "norm"}
+        norms = {site.path for site in self.model.sites if site.kind == "norm"}
         for number, task in enumerate(self.model.tasks.values()):
             for key, tensor in task.tensors().items():
                 if key == "head.weight":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rkr.learners.learner import MakeNetwork, OneNetwork, ReadSamples, SeenTask
+from rkr.learners.learner import MakeNetwork, ReadSamples, SeenTask
+from rkr.learners.one_network import OneNetwork
 
 
 class HeadOnly(OneNetwork):

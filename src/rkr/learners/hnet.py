@@ -210,13 +210,16 @@ class Hnet(Learner):
             state.pop(kwargs.get("prefix", "") + key, None)
         return state
 
-    def begin(self, task: SeenTask) -> None:
+    def expects(self, classes: Sequence[int]) -> None:
         rows = self._shapes[f"{self.head}.weight"][0]
-        if task.labels.stop > rows:
+        if sum(classes) > rows:
             raise UsageError(
-                f"the tasks up to {task.name!r} have {task.labels.stop} classes, the network's classification layer "
-                f"{rows}: HNET generates one layer for all tasks, so make the network with as many classes"
+                f"the tasks have {sum(classes)} classes, the network's classification layer {rows}: HNET generates one "
+                "layer for all tasks, so make the network with as many classes"
             )
+
+    def begin(self, task: SeenTask) -> None:
+        self.expects([task.labels.stop])
         super().begin(task)
         state = self.model.add_task(task.name, task.class_names, init="random", train_base=False)
         for name in ("head.weight", "head.bias"):

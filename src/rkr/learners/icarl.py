@@ -2,70 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rkr.learners.distillation import Taught
 from rkr.learners.learner import MakeNetwork, Outcome, ReadSamples, SeenTask
-from rkr.learners.memory import Memory, class_features, herd
-
-
-class Rehearsing(Taught):
-    """One network that is trained on the new task and on exemplars of earlier ones, beside a copy of what it was.
-
-    Batch normalisation is shared: a batch has samples of all tasks. Until a task is learned, the exemplars of earlier
-    ones have the whole memory.
-    """
-
-    learns_its_size = True  # which samples it keeps
-
-    def __init__(self, make: MakeNetwork, head: str, *, memory: int = 2000, bn: str = "shared") -> None:
-        super().__init__(make, head, bn=bn)
-        self.memory = Memory(memory)
-        self.sample_bytes = 0  # of one image; known when images are seen
-
-    def begin(self, task: SeenTask) -> None:
-        super().begin(task)
-        self.memory.begin(task.classes)
-
-    def rehearse(self, images: Sequence[int]) -> Mapping[int, Tensor | None]:
-        kept: dict[int, Tensor | None] = {t.number: self.memory.of_task(t.number) for t in self.seen[:-1]}
-        return {**kept, self.task.number: None}
-
-    @torch.no_grad()
-    def features(self, x: Tensor) -> Tensor:
-        """What goes into the heads, (B, D)."""
-        self.heads.bare = True
-        try:
-            return self.network(x).flatten(1)
-        finally:
-            self.heads.bare = False
-
-    @torch.no_grad()
-    def herded(self, train: ReadSamples, count: int) -> list[Tensor]:
-        """Numbers of so many samples of every new class, by herding, best first."""
-        features, labels = self._read(train)
-        first = int((labels < self.task.start).sum())  # exemplars of earlier tasks are read first
-        wanted = range(self.task.start, self.task.start + self.task.classes)
-        return [rows[herd(own, count)] - first for rows, own in class_features(features, labels, wanted)]
-
-    def fill_memory(self, train: ReadSamples) -> None:
-        """Keep exemplars of the new classes."""
-        self.memory.keep(self.herded(train, self.memory.room(sum(self.memory.classes))))
-
-    def _read(self, train: ReadSamples) -> tuple[Tensor, Tensor]:
-        features, labels = [], []
-        for x, y in train():
-            self.sample_bytes = x[0].numel()  # kept as bytes, one for each value
-            features.append(self.features(x))
-            labels.append(y)
-        return torch.cat(features), torch.cat(labels)
-
-    def extra_bytes(self) -> int:
-        return super().extra_bytes() + len(self.memory) * self.sample_bytes
+from rkr.learners.rehearsing import Rehearsing, task_and_class
 
 
 class Icarl(Rehearsing):
@@ -133,10 +75,3 @@ class Icarl(Rehearsing):
         self.select(self.task.number)
         means = torch.cat([self.get_buffer(f"means_{t.number}") for t in self.seen])
         return task_and_class(self._distances(x, means).argmin(1), self.seen)
-
-
-def task_and_class(labels: Tensor, seen: Sequence[SeenTask]) -> tuple[Tensor, Tensor]:
-    """From classes over all tasks to task numbers and classes within them."""
-    starts = torch.tensor([task.start for task in seen], device=labels.device)
-    task = torch.searchsorted(starts, labels, right=True) - 1
-    return task, labels - starts[task]

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rkr.learners.learner import ONE_PASS, OneNetwork, Outcome, decay_groups
+from rkr.learners.learner import Outcome, decay_groups
+from rkr.learners.one_network import ONE_PASS, OneNetwork
 
 
 class Joint(OneNetwork):

@@ -70,9 +70,11 @@ class Lwf(Taught):
         return super().groups()
 
     def loss(self, x: Tensor, y: Tensor) -> Outcome:
+        if self._warms_up:  # old answers do not change, and nothing before the head learns
+            return self.classified(self.heads.heads[self.task.number](self.features(x)), y)
         logits = self.logits(x)
         loss, correct = self.classified(logits[:, self.task.labels], y)
-        if self.teacher is None or self._warms_up:  # old answers do not change
+        if self.teacher is None:
             return Outcome(loss, correct)
         wanted = self.wanted(x)
         old = [distilled(logits[:, t.labels], wanted[:, t.labels], self.temperature) for t in self.seen[:-1]]

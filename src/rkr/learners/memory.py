@@ -46,7 +46,7 @@ class Memory(nn.Module):
         self.classes: list[int] = []  # of each task
 
     def room(self, classes: int) -> int:
-        """Samples of each of so many classes."""
+        """Samples of each of so many classes: what fits (iCaRL's authors round up, and keep a few more)."""
         return max(1, self.budget // max(1, classes))
 
     @property

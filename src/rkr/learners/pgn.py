@@ -77,7 +77,10 @@ class ProgressiveNetwork(Growing):
             raise UsageError(f"ratio must be above 0 and at most 1, not {ratio}")
         if lateral not in LATERALS:
             raise UsageError(f"lateral must be one of {', '.join(LATERALS)}, not {lateral!r}")
-        super().__init__(make, head, Columns(make(), head, "PGN"))
+        network = make()
+        if lateral == "adapter" and any(isinstance(m, nn.Conv1d | nn.Conv3d) for m in network.modules()):
+            raise UsageError('PGN has adapters for 2-dimensional convolutions only: choose lateral = "linear"')
+        super().__init__(make, head, Columns(network, head, "PGN"))
         self.ratio, self.lateral = ratio, lateral
 
     def begin(self, task: SeenTask) -> None:

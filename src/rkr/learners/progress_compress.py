@@ -15,17 +15,8 @@ from rkr.errors import UsageError
 from rkr.learners.anchor import Anchor
 from rkr.learners.distillation import imitated
 from rkr.learners.fisher import fisher
-from rkr.learners.learner import (
-    MakeNetwork,
-    OneNetwork,
-    Outcome,
-    Phase,
-    ReadSamples,
-    SeenTask,
-    decay_groups,
-    nbytes,
-    put_task_head,
-)
+from rkr.learners.learner import MakeNetwork, Outcome, Phase, ReadSamples, SeenTask, decay_groups, nbytes
+from rkr.learners.one_network import OneNetwork, put_task_head
 
 
 class Lateral(nn.Module):

@@ -23,8 +23,8 @@ from rkr.core.cost import multiply_adds
 from rkr.core.graph import norm_after, traced
 from rkr.core.sites import BATCH_NORMS, weight_kind
 from rkr.errors import UsageError
-from rkr.learners.icarl import Rehearsing, task_and_class
 from rkr.learners.learner import Capacity, MakeNetwork, Outcome, ReadSamples, SeenTask
+from rkr.learners.rehearsing import Rehearsing, task_and_class
 
 EXEMPLARS = ("random", "herding")
 

@@ -16,8 +16,8 @@ from rkr.learners.learner import (
     decay_groups,
     nbytes,
     plain_size,
-    put_task_head,
 )
+from rkr.learners.one_network import put_task_head
 
 
 class Separate(Learner):

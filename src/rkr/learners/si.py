@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from rkr.errors import UsageError
-from rkr.learners.l2t import Anchored
+from rkr.learners.anchored import Anchored
 from rkr.learners.learner import MakeNetwork, Phase, ReadSamples, SeenTask, nbytes
 
 

@@ -1,0 +1,42 @@
+"""One network under a quadratic penalty: what L2T, EWC and SI have in common."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from rkr.errors import UsageError
+from rkr.learners.anchor import Anchor
+from rkr.learners.learner import MakeNetwork, Outcome, nbytes
+from rkr.learners.one_network import OneNetwork
+
+
+class Anchored(OneNetwork):
+    """One network, and a quadratic penalty on its way from where earlier tasks left it.
+
+    Every task has its own head and, by default, its own batch normalisation. The task is told in these tests, so this
+    is fair; with shared statistics the old tasks would be lost by these alone, whatever the penalty holds in place.
+
+    Args:
+        make: Builds the network.
+        head: Its classification layer.
+        strength: λ: the loss is cross-entropy + λ/2 Σ_i I_i (θ_i - θ*_i)².
+        bn: See `OneNetwork`.
+    """
+
+    def __init__(self, make: MakeNetwork, head: str, *, strength: float, bn: str = "per_task") -> None:
+        super().__init__(make, head, bn=bn)
+        if strength < 0:
+            raise UsageError(f"strength must be at least 0, not {strength!r}")
+        self.strength = strength
+        self.anchor = Anchor(self.shared())
+
+    def penalty(self) -> Tensor:
+        """λ/2 Σ_i I_i (θ_i - θ*_i)² over what all tasks share."""
+        return 0.5 * self.strength * self.anchor.penalty(self.shared())
+
+    def loss(self, x: Tensor, y: Tensor) -> Outcome:
+        loss, correct = super().loss(x, y)
+        return Outcome(loss + self.penalty() if self.task.number else loss, correct)
+
+    def extra_bytes(self) -> int:
+        return nbytes(self.anchor)
