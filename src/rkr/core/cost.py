@@ -31,7 +31,7 @@ class TaskCost:
 
     Attributes:
         name: The task.
-        rectification: Numbers in LM and RM.
+        rectification: Numbers in LM and RM; of other methods, all that a task keeps at layers.
         scale: Numbers in F.
         norm: Affine parameters of normalisation layers.
         statistics: Running statistics of normalisation layers.

@@ -49,6 +49,21 @@ class Growth(Change, nn.Module):
         self._head = head
         self._index = {space.name: i for i, space in enumerate(self.spaces.growing)}
         self._numbers: dict[str, int] = {}  # of tasks, by name
+        self._known: dict[tuple[str, int], Tensor] = {}  # units, which every layer asks for at every step
+
+    def _put(self, name: str, space: Space, values: Tensor) -> None:
+        """Exchange what is told of a space's units."""
+        self._known.clear()
+        self.register_buffer(f"{name}{self._index[space.name]}", values)
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        self._known.clear()
+        super()._load_from_state_dict(*arguments)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Growth:
+        self._known.clear()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     # -- units --------------------------------------------------------------------------------------------
 
@@ -71,8 +86,11 @@ class Growth(Change, nn.Module):
 
     def units(self, space: Space, number: int) -> Tensor:
         """The units that task `number` knows, as positions in the space."""
-        born, dead = self.times(space)
-        return ((born <= number) & (dead > number)).nonzero()[:, 0]
+        found = self._known.get((space.name, number))
+        if found is None:
+            born, dead = self.times(space)
+            found = self._known[space.name, number] = ((born <= number) & (dead > number)).nonzero()[:, 0]
+        return found
 
     def widths(self, number: int) -> dict[str, int]:
         """How many units task `number` knows, by space."""
@@ -203,7 +221,7 @@ class Growth(Change, nn.Module):
         stays[list(gone)] = False
         assert bool((born[~stays] == number).all())
         for name in ("born", "dead", "slot"):
-            self.register_buffer(f"{name}{i}", self.get_buffer(f"{name}{i}")[stays])
+            self._put(name, space, self.get_buffer(f"{name}{i}")[stays])
         rows = stays.nonzero()[:, 0]
         for path in space.makers:
             for name, tensor in modules[path]._parameters.items():
@@ -238,18 +256,18 @@ class Growth(Change, nn.Module):
         self, modules: dict[str, nn.Module], space: Space, origins: Sequence[int | None], number: int
     ) -> None:
         born, dead = self.times(space)
-        old, i = len(born), self._index[space.name]
+        old = len(born)
         copies = {old + k: origin for k, origin in enumerate(origins) if origin is not None}
         slots = self.slots(space)
         first = max([number * SLOTS - 1, *slots[slots // SLOTS == number].tolist()]) + 1
         fresh_slots = first + torch.arange(len(origins), device=slots.device)
         for place, origin in copies.items():
             fresh_slots[place - old] = slots[origin]
-        self.register_buffer(f"slot{i}", torch.cat([slots, fresh_slots]))
-        self.register_buffer(f"born{i}", torch.cat([born, born.new_full((len(origins),), number)]))
+        self._put("slot", space, torch.cat([slots, fresh_slots]))
+        self._put("born", space, torch.cat([born, born.new_full((len(origins),), number)]))
         dead = torch.cat([dead, dead.new_full((len(origins),), NEVER)])
         dead[list(copies.values())] = number
-        self.register_buffer(f"dead{i}", dead)
+        self._put("dead", space, dead)
         for path in space.makers:
             parameters = modules[path]._parameters
             weight = parameters["weight"]

@@ -31,6 +31,9 @@ class Growing(Changed):
 
     def __init__(self, make: MakeNetwork, head: str, growth: Growth) -> None:
         super().__init__(make, head, growth, Options(bn="per_task"))
+        network = self.model.network
+        self._first = sum(p.numel() for s in self.layers() for p in network.get_submodule(s.path).parameters())
+        self._features = next(s.weight.shape[1] for s in self.model.sites if s.kind == "head")  # that it takes at first
         self._held: list[tuple[nn.Parameter, Tensor, Tensor]] = []  # weight, where it is held, its values there
 
     @property
@@ -98,18 +101,14 @@ class Growing(Changed):
 
     def capacity(self) -> Capacity:
         """All weights, the affine parameters of each task's normalisation, and what heads are wider by."""
-        plain, network = self._plain.parameters, self.make()
-        first = dict(network.named_modules())
-        grown = 0
+        plain, grown = self._plain.parameters, -self._first
         for site in self.layers():
-            own = sum(p.numel() for p in first[site.path].parameters())
-            grown += self.used(site) + (0 if site.bias is None else site.bias.numel()) - own
-        width = first[self.head].get_parameter("weight").shape[1]
+            grown += self.used(site) + (0 if site.bias is None else site.bias.numel())
         norms = {site.path for site in self.model.sites if site.kind == "norm"}
         for number, task in enumerate(self.model.tasks.values()):
             for key, tensor in task.tensors().items():
                 if key == "head.weight":
-                    grown += max(0, tensor.shape[1] - width) * tensor[:, :1].numel()
+                    grown += max(0, tensor.shape[1] - self._features) * tensor[:, :1].numel()
                 elif key.rpartition(".")[0] in norms and not is_statistic(key):
                     grown += self.norm_numbers(key, tensor, number)
                 elif key != "head.bias" and not is_statistic(key):
