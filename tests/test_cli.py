@@ -4,10 +4,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 import rkr
+from rkr.engine.loop import Diverged
 from rkr.learners import METHODS, ZERO_SHOT_METHODS
 from rkr.recipes.known import NETWORKS
 from rkr.recipes.load import recipe_names
@@ -118,6 +120,30 @@ def test_errors_are_one_line(command: Command, words: tuple[str, ...], said: str
     assert (code, out) == (2, "")
     assert err.startswith(said)
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--order=--5",), "rkr: no order '--5'; give a seed (0, 1, ...)"),
+        (("--order", "²"), "rkr: no order '²'; give a seed (0, 1, ...)"),
+        (("--seed", "²"), "rkr: --seed: a seed is a whole number of at least 0, not '²'"),
+        (("--precision", "16-mixed"), "rkr: --precision must be one of 32-true, bf16-mixed, not '16-mixed'"),
+    ],
+)
+def test_errors_of_run(command: Command, tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    code, out, err = command("run", "digits", "--out", str(tmp_path), *words)
+    assert (code, out) == (2, "")
+    assert err.startswith(said)
+    assert err.count("\n") == 1
+
+
+def test_divergence_has_an_exit_code_of_its_own(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_plan(*arguments: object) -> bool:
+        raise Diverged("far off")
+
+    monkeypatch.setattr("rkr.experiments.run_plan", run_plan)
+    assert command("run", "digits") == (3, "", "rkr: far off\n")
 
 
 def test_version_and_help(command: Command) -> None:

@@ -38,12 +38,12 @@ _WORKERS = "Runs at once, each in its own process; candidates of a run, where th
 
 
 def main() -> None:
-    """Entry point: an error of the package is one line on stderr and exit code 2."""
+    """Entry point: an error of the package is one line on stderr, and its exit code or 2."""
     try:
         app()
     except RkrError as error:
         print("rkr: " + " ".join(str(error).split()), file=sys.stderr)
-        sys.exit(2)
+        sys.exit(getattr(error, "exit_code", 2))
 
 
 def _version(asked: bool) -> None:
@@ -225,7 +225,7 @@ def run(
         bool, typer.Option("--validation", help="Test on what is held out of training, for choices.")
     ] = False,
     accelerator: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
-    precision: Annotated[str | None, typer.Option(help="32-true, bf16-mixed or 16-mixed. 32-true by default.")] = None,
+    precision: Annotated[str | None, typer.Option(help="32-true or bf16-mixed. 32-true by default.")] = None,
     save_minutes: Annotated[float, typer.Option(help="Save the state so often, and after each task.")] = 5.0,
     tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard event files to the run folders.")] = False,
     figures: Annotated[bool, typer.Option(help="Write figures of all runs of the recipe.")] = True,

@@ -6,12 +6,11 @@ import dataclasses
 import itertools
 import os
 import platform
-import queue
-import signal
+import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rkr.errors import RkrError, UsageError
 from rkr.recipes import Recipe
 from rkr.recipes.settings import Order
-from rkr.workers import STOPPED, Processes, Worker, was_stopped
+from rkr.workers import MARK, STOPPED, Pool, Processes, Worker, was_stopped
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -42,6 +41,11 @@ class Job(NamedTuple):
     def label(self) -> str:
         """What tells it from other runs of the method."""
         return f"{self.order} seed {self.seed}" if self.seed else str(self.order)
+
+    @property
+    def name(self) -> str:
+        """What tells it from other runs of the plan."""
+        return f"{self.method} {self.label}"
 
 
 @dataclass(frozen=True)
@@ -171,12 +175,15 @@ class How:
     tensorboard: bool = False
 
 
+_WHOLE = re.compile("-?[0-9]{1,18}")  # more digits are no seed
+
+
 def choose_orders(recipe: Recipe, count: int | None, named: Sequence[str]) -> tuple[Order, ...]:
     """The first `count` orders of the recipe, or those named, or else the first one."""
     if named and count is not None:
         raise UsageError("give either --orders, how many, or --order, which")
     if named:
-        orders = tuple(int(name) if name.lstrip("-").isdigit() else name for name in named)
+        orders = tuple(dict.fromkeys(int(name) if _WHOLE.fullmatch(name) else name for name in named))
         for order in orders:
             recipe.stream.check_order(order)
         return orders
@@ -194,11 +201,11 @@ def choose_seeds(recipe: Recipe, count: int | None, named: Sequence[str]) -> tup
         raise UsageError("give either --seeds, how many, or --seed, which")
     if count is not None and count < 1:
         raise UsageError(f"--seeds must be at least 1, not {count}")
-    wrong = [name for name in named if not name.isdigit()]
-    if wrong:
-        raise UsageError(f"--seed: a seed is a whole number of at least 0, not {wrong[0]!r}")
+    for name in named:
+        if not _WHOLE.fullmatch(name) or int(name) < 0:
+            raise UsageError(f"--seed: a seed is a whole number of at least 0, not {name!r}")
     if named:
-        return tuple(map(int, named))
+        return tuple(dict.fromkeys(map(int, named)))
     return (recipe.training.seed,) if count is None else tuple(range(count))
 
 
@@ -210,6 +217,10 @@ def run_plan(plan: Plan, how: How, watch: Watch, more: bool = False) -> bool:
         raise UsageError(f"--precision must be one of {', '.join(PRECISIONS)}, not {how.precision!r}")
     if how.workers < 1:
         raise UsageError(f"--workers must be at least 1, not {how.workers}")
+    if how.workers > 1 and len(plan.jobs) > 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UsageError("--workers: the processes of torchrun share every run; give either torchrun or --workers")
+    if MARK not in os.environ:  # else the process that started this one has done it
+        _try_methods(plan)
     if plan.before is not None and not run_plan(plan.before, how, watch, more=True):
         return False
     if how.workers == 1 or len(plan.jobs) == 1:  # then other workers train candidates, if the method has some
@@ -217,18 +228,36 @@ def run_plan(plan: Plan, how: How, watch: Watch, more: bool = False) -> bool:
     return _at_once(plan, how, watch)
 
 
+def _try_methods(plan: Plan) -> None:
+    """Build every method that has runs to do, so that what it refuses is refused before anything is trained.
+
+    Zero-shot recipes were tried when they were read.
+    """
+    from rkr.engine.folder import RunFolder
+
+    recipe = plan.recipe
+    for name in () if recipe.zero_shot else plan.methods:
+        chosen = recipe.method(name)
+        if all(RunFolder(plan.folder(job)).finished for job in plan.jobs if job.method == name):
+            continue
+        try:
+            chosen.method.build(recipe.build_network, recipe.network.head, **chosen.options)
+        except UsageError as error:
+            raise UsageError(f"methods.{name}: {error}") from error
+
+
 def _one_by_one(plan: Plan, how: How, watch: Watch, more: bool = False) -> bool:
     import torch
 
     from rkr.display import Quiet, TensorBoard, both
     from rkr.engine import Run
+    from rkr.engine.loop import Diverged
     from rkr.engine.processes import make_fabric
-    from rkr.engine.run import DIVERGED
 
     if how.threads is not None:
         torch.set_num_threads(how.threads)
     fabric = make_fabric(how.accelerator, how.precision)
-    diverged: list[str] = []
+    failed: dict[Job, RkrError] = {}
     shares = _shares(plan, how.workers)
     for job in plan.jobs:
         experiment = plan.experiment(job, **_computed(how, fabric))
@@ -238,14 +267,15 @@ def _one_by_one(plan: Plan, how: How, watch: Watch, more: bool = False) -> bool:
             try:
                 done = run.execute()
             except RkrError as error:
-                if not str(error).startswith(DIVERGED):
+                if len(plan.jobs) == 1:
                     raise
-                diverged.append(f"{job.method} {job.label}: {error}")  # which says nothing about the other runs
+                failed[job] = error
+                if not isinstance(error, Diverged):
+                    _raise(plan, failed, plan.jobs[: plan.jobs.index(job) + 1])
                 continue
         if not done or (run.stop_wanted and (more or job != plan.jobs[-1])):
             return False
-    if diverged:
-        raise RkrError("; ".join(diverged))
+    _raise(plan, failed, plan.jobs)
     return True
 
 
@@ -296,65 +326,45 @@ def _crew(plan: Plan, how: How, job: Job, workers: int) -> AbstractContextManage
 
 def _at_once(plan: Plan, how: How, watch: Watch) -> bool:
     """Each run in a process of its own, `workers` at a time; what they tell is told here."""
-    waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
-    for job in plan.jobs:
-        waiting.put(job)
+    from rkr.engine.loop import Diverged
+    from rkr.engine.signals import signals
+
     workers, shares = min(how.workers, len(plan.jobs)), _shares(plan, how.workers)
-    running: set[Worker] = set()
-    errors: list[str] = []
-    stopped = threading.Event()
+    ended: dict[Job, int | None] = {}
+    failed: dict[Job, RkrError] = {}
+    asked = threading.Event()
 
-    def work() -> None:
-        while not stopped.is_set() and not errors:
-            try:
-                job = waiting.get_nowait()
-            except queue.Empty:
-                return
-            threads = _threads(how, workers if shares[job] == 1 else how.workers)
-            worker = Worker(_command(plan, how, job, threads, shares[job]), threads)
-            running.add(worker)
-            if stopped.is_set():  # while it was being started, so nobody has told it
-                worker.stop()
-            worker.relay(watch)
-            code, said = worker.end()
-            running.discard(worker)
-            if was_stopped(code):
-                stopped.set()
-            elif code:
-                errors.append(f"{job.method} {job.label}: {said}")
+    def start(job: Job) -> Worker:
+        threads = _threads(how, workers if shares[job] == 1 else how.workers)
+        return Worker(_command(plan, how, job, threads, shares[job]), threads)
 
-    asked: list[int] = []
-
-    def stop(number: int, frame: object) -> None:
-        """Only take note: an exception would let `Thread.join` believe that the thread has ended (bpo-45274)."""
-        if asked:
-            raise KeyboardInterrupt  # a second time: at once
-        asked.append(number)
-        stopped.set()
-
-    in_main = threading.current_thread() is threading.main_thread()
-    before = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)} if in_main else {}
-    crew = [threading.Thread(target=work, daemon=True) for _ in range(workers)]
-    told = False
-    try:
-        for member in crew:
-            member.start()
-        while any(member.is_alive() for member in crew):
-            for member in crew:
-                member.join(0.1)
-            if asked and not told:  # a terminal has told the others too; let them save their states
-                told = True
-                for worker in list(running):
-                    worker.stop()
-    finally:
-        for n, handler in before.items():
-            signal.signal(n, handler)
-    if errors:
-        raise RkrError("; ".join(errors))
-    return not stopped.is_set()
+    with signals(asked.set), Pool(workers, start, harmless=(0, Diverged.exit_code)) as pool:
+        for job, code, said in pool.do(plan.jobs, lambda job, event: watch(event), asked.is_set):
+            ended[job] = code
+            if code == Diverged.exit_code:
+                failed[job] = Diverged(said)
+            elif code and not was_stopped(code):
+                failed[job] = RkrError(said)
+    stopped = asked.is_set() or any(code is not None and was_stopped(code) for code in ended.values())
+    if not stopped or not all(isinstance(error, Diverged) for error in failed.values()):
+        _raise(plan, failed, ended)
+    return not stopped
 
 
-PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+def _raise(plan: Plan, failed: Mapping[Job, RkrError], begun: Container[Job]) -> None:
+    """One error for all runs that failed, if some did; that of divergence if all others are complete."""
+    from rkr.engine.loop import Diverged
+
+    said = [f"{job.name}: {error}" for job, error in failed.items()]
+    skipped = [job.name for job in plan.jobs if job not in begun]
+    if skipped:
+        said.append(f"skipped: {', '.join(skipped)}")
+    if failed:
+        kind = Diverged if all(isinstance(error, Diverged) for error in failed.values()) else RkrError
+        raise kind("; ".join(said))
+
+
+PRECISIONS = ("32-true", "bf16-mixed")  # Fabric scales the loss of 16-mixed, which learners' steps know nothing of
 
 
 def _command(plan: Plan, how: How, job: Job, threads: int, workers: int = 1) -> list[str]:

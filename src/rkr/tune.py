@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rkr.atomic import write_atomic
-from rkr.engine.run import DIVERGED
+from rkr.engine.folder import RunFolder
+from rkr.engine.loop import Diverged
 from rkr.errors import FileError, RkrError, UsageError
 from rkr.experiments import How, Plan, choose_orders, run_plan
 from rkr.recipes import Recipe, load_recipe
@@ -95,10 +96,8 @@ def run_search(plan: Plan, how: How, watch: Watch) -> tuple[Plan, list[str]] | N
     while plan.methods:
         try:
             return (plan, diverged) if run_plan(plan, how, watch) else None
-        except RkrError as error:
-            if DIVERGED not in str(error):
-                raise
-            diverged += [job.method for job in plan.jobs if f"{job.method} {job.label}: {DIVERGED}" in str(error)]
+        except Diverged:  # which has not kept the others from being completed
+            diverged += [job.method for job in plan.jobs if not RunFolder(plan.folder(job)).finished]
             kept = tuple(method for method in plan.methods if method not in diverged)
             plan = dataclasses.replace(plan, methods=kept)
     raise RkrError(f"training diverged with every value: {', '.join(diverged)}")

@@ -10,18 +10,23 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import IO, TYPE_CHECKING
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from typing import IO, TYPE_CHECKING, Generic, TypeVar
 
 from rkr.errors import RkrError
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from rkr.engine.events import Event, Watch
     from rkr.engine.loop import Spot
 
 STOPPED = 130  # exit code of a run that was interrupted and can go on
 DONE = "done"  # what a process says after each candidate
 END_SECONDS = 10.0
+MARK = "RKR_WORKER"  # in the environment of such a process
+
+J = TypeVar("J")
 
 
 class Worker:
@@ -30,8 +35,9 @@ class Worker:
     Args:
         command: What it runs.
         threads: Of its computing.
-        asked: Whether it waits for lines on its standard input. Then it has a session of its own too, so that Ctrl-C
-            reaches it through this process only.
+        asked: Whether it waits for lines on its standard input.
+
+    It has a session of its own, so that Ctrl-C reaches it once, through this process.
     """
 
     def __init__(self, command: Sequence[str], threads: int, asked: bool = False) -> None:
@@ -41,8 +47,8 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-            start_new_session=asked,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads), MARK: "1"},
+            start_new_session=True,
         )
         self._said: list[str] = []
         self._listener = threading.Thread(target=self._said.extend, args=(_there(self._process.stderr),), daemon=True)
@@ -92,6 +98,7 @@ class Worker:
         """Wait for its end: its exit code, and the last that it said of an error."""
         code = self._process.wait()
         self._listener.join()
+        self._dismiss()
         for file in (self._process.stdout, self._process.stderr):
             _there(file).close()
         last = next((line for line in reversed(self._said) if line.strip()), f"ended with code {code}")
@@ -117,20 +124,23 @@ def was_stopped(code: int) -> bool:
     return code in (STOPPED, -signal.SIGINT, -signal.SIGTERM)
 
 
-class Processes:
-    """Trains candidates of a run in processes, which start with the first of them and stay until the run is over.
+class Pool(Generic[J]):
+    """Processes that do jobs for this one, several at once.
 
     Args:
-        command: Runs `Run.help` of the same run, with lines from the standard input, and says `DONE` after each.
-        count: How many, at most.
-        threads: Of each.
+        count: How many at once.
+        start: Makes the process for a job.
+        lasting: Whether processes stay for other jobs: each job is a line of JSON, and they say `DONE` after it.
+        harmless: Exit codes after which further jobs are begun.
     """
 
-    def __init__(self, command: Sequence[str], count: int, threads: int) -> None:
-        self._command, self._count, self._threads = command, count, threads
+    def __init__(
+        self, count: int, start: Callable[[J], Worker], lasting: bool = False, harmless: Container[int] = ()
+    ) -> None:
+        self._count, self._start, self._lasting, self._harmless = count, start, lasting, harmless
         self._workers: dict[int, Worker] = {}
 
-    def __enter__(self) -> Processes:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -138,59 +148,64 @@ class Processes:
             worker.close()
         self._workers.clear()
 
-    def train(
-        self, spots: Sequence[Spot], told: Callable[[Spot, Event], None], asked: Callable[[], bool]
-    ) -> Iterator[Spot]:
-        """Train candidates, and yield each one that is done; see `rkr.engine.candidates.Crew`."""
-        from rkr.engine.loop import Interrupted
+    def do(
+        self, jobs: Sequence[J], told: Callable[[J, Event], None], asked: Callable[[], bool]
+    ) -> Iterator[tuple[J, int | None, str]]:
+        """Do jobs, and yield each one that has ended.
 
-        waiting: queue.SimpleQueue[Spot] = queue.SimpleQueue()
-        for spot in spots:
-            waiting.put(spot)
-        done: queue.SimpleQueue[Spot | None] = queue.SimpleQueue()  # None: a thread has ended
-        errors: list[str] = []
-        interrupted, over = threading.Event(), threading.Event()
+        With it come the exit code of its process, None if that stays, and the last that it said of an error.
+
+        Args:
+            jobs: No further one is begun after an exit code that is not harmless.
+            told: Gets their events, from any thread.
+            asked: Whether to stop: then no further one is begun, and those at work save their states and end.
+        """
+        waiting: queue.SimpleQueue[J] = queue.SimpleQueue()
+        for job in jobs:
+            waiting.put(job)
+        ended: queue.SimpleQueue[tuple[J, int | None, str] | None] = queue.SimpleQueue()  # None: a thread has ended
+        over, stopping = threading.Event(), threading.Event()
 
         def work(place: int) -> None:
-            try:
+            with contextlib.suppress(queue.Empty):
                 while not over.is_set():
-                    spot = waiting.get_nowait()
-                    worker = self._workers.get(place)
-                    if worker is None:
-                        worker = self._workers[place] = Worker(self._command, self._threads, asked=True)
-                        if over.is_set():  # while it was being started, so nobody has told it
-                            worker.stop()
-                    worker.ask(json.dumps(spot))
-                    if worker.relay(lambda event, spot=spot: told(spot, event)):  # type: ignore[misc]
-                        done.put(spot)
-                        continue
-                    self._workers.pop(place, None)
-                    code, said = worker.end()
-                    if was_stopped(code) or over.is_set():
-                        interrupted.set()
-                    else:
-                        errors.append(f"{_name(spot)}: its process {_what(code, said)}; the same command goes on")
-                    return
-            except queue.Empty:
-                pass
-            except Exception as error:
-                errors.append(f"candidates: {error}")
-            finally:
-                done.put(None)
+                    job = waiting.get_nowait()
+                    try:
+                        code, said = serve(place, job)
+                    except Exception as error:
+                        code, said = 1, str(error)
+                    if code is not None and code not in self._harmless:
+                        over.set()
+                    ended.put((job, code, said))
+            ended.put(None)
 
-        left = min(self._count, len(spots))
+        def serve(place: int, job: J) -> tuple[int | None, str]:
+            worker = self._workers.get(place)
+            if worker is None:
+                worker = self._workers[place] = self._start(job)
+                if stopping.is_set():  # while it was being started, so nobody has told it
+                    worker.stop()
+            if self._lasting:
+                worker.ask(json.dumps(job))
+            if worker.relay(lambda event: told(job, event)):
+                return None, ""
+            self._workers.pop(place, None)
+            return worker.end()
+
+        left = min(self._count, len(jobs))
         crew = [threading.Thread(target=work, args=(place,), daemon=True) for place in range(left)]
         try:
             for member in crew:
                 member.start()
             while left:
                 with contextlib.suppress(queue.Empty):
-                    trained = done.get(timeout=0.1)
-                    left -= trained is None
-                    if trained is not None:
-                        yield trained
-                if not over.is_set() and (asked() or errors or interrupted.is_set()):
+                    one = ended.get(timeout=0.1)
+                    left -= one is None
+                    if one is not None:
+                        yield one
+                if not stopping.is_set() and asked():
                     over.set()
+                    stopping.set()
                     for worker in list(self._workers.values()):
                         worker.stop()
         except BaseException:
@@ -200,9 +215,45 @@ class Processes:
             for member in crew:
                 member.join(END_SECONDS)
             raise
+
+
+class Processes(Pool["Spot"]):
+    """Trains candidates of a run in processes, which start with the first of them and stay until the run is over.
+
+    Args:
+        command: Runs `Run.help` of the same run, with lines from the standard input, and says `DONE` after each.
+        count: How many, at most.
+        threads: Of each.
+    """
+
+    def __init__(self, command: Sequence[str], count: int, threads: int) -> None:
+        self._command = command
+        super().__init__(count, lambda spot: Worker(command, threads, asked=True), lasting=True)
+
+    def train(
+        self, spots: Sequence[Spot], told: Callable[[Spot, Event], None], asked: Callable[[], bool]
+    ) -> Iterator[Spot]:
+        """Train candidates, and yield each one that is done; see `rkr.engine.candidates.Crew`."""
+        from rkr.engine.loop import Interrupted
+
+        errors: list[str] = []
+        over = False  # a process has ended, or is to end
+
+        def stop() -> bool:
+            nonlocal over
+            over = over or asked()
+            return over
+
+        for spot, code, said in self.do(spots, told, stop):
+            if code is None:
+                yield spot
+                continue
+            if not was_stopped(code) and not over:
+                errors.append(f"{_name(spot)}: its process {_what(code, said)}; the same command goes on")
+            over = True
         if errors:
             raise RkrError("; ".join(errors))
-        if over.is_set():
+        if over:
             raise Interrupted
 
 

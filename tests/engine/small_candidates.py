@@ -19,7 +19,8 @@ from rkr.engine import Experiment, Run
 from rkr.engine.events import Event
 from rkr.engine.processes import make_fabric
 from rkr.learners import METHODS, Method
-from rkr.learners.learner import MakeNetwork, OneNetwork, Outcome, Phase, ReadSamples, SeenTask
+from rkr.learners.learner import MakeNetwork, Outcome, Phase, ReadSamples, SeenTask
+from rkr.learners.one_network import OneNetwork
 from rkr.workers import DONE, Processes, asked_lines
 
 

@@ -20,7 +20,8 @@ from rkr.engine import Experiment, Run
 from rkr.engine.events import Event
 from rkr.engine.processes import make_fabric
 from rkr.learners import METHODS, Method
-from rkr.learners.learner import OneNetwork, Outcome, Phase, ReadSamples, SeenTask
+from rkr.learners.learner import Outcome, Phase, ReadSamples, SeenTask
+from rkr.learners.one_network import OneNetwork
 from rkr.tasks import Augment, Images, Stream, Task, Training
 
 FOREVER = 1e9  # minutes between two saves

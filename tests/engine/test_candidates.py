@@ -9,8 +9,10 @@ import random
 import re
 import shutil
 import signal
+import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -413,6 +415,20 @@ def test_one_stop(tmp_path: Path, whole: dict[str, bytes], batch: int) -> None:
     assert outcome(tmp_path) == whole
 
 
+def test_a_stop_says_where(tmp_path: Path) -> None:
+    """At which candidate, where some are trained."""
+    batches, ends = 3 * 2, []  # of a candidate
+    for batch in (1, 4 * batches + 4, 6 * batches + 1):  # the last is of the second task, which has none
+        run = StoppedAt(tmp_path / str(batch), batch)
+        assert not run.execute()
+        ends.append(run.events[-1])
+    assert [(e.number, e.round, e.candidate) for e in ends if isinstance(e, Stopped)] == [
+        (1, (1, 2), (1, 3)),
+        (1, (2, 2), (2, 3)),
+        (2, None, None),
+    ]
+
+
 class Killed(BaseException):
     pass
 
@@ -619,12 +635,31 @@ def test_an_end_while_others_are_at_work(server: Server, tmp_path: Path, long: d
     assert len(states) == 2
     assert all("trained" in state or state["position"] != [0, 0, 0, 0] for state in states)
     if number == signal.SIGINT:
-        assert process.events("stopped")
+        assert process.events("stopped")[0]["round"] == [1, 2]
         assert process.stderr == ""
     again = server.start("candidates", folder=str(tmp_path), epochs=60, tasks=1, save_minutes=FOREVER)
     assert again.wait() == 0, again.stderr
     assert again.events("started")[0]["resumed"]
     assert outcome(tmp_path) == long
+
+
+def test_one_whose_listener_is_gone_saves(tmp_path: Path) -> None:
+    """It may be seen by what cannot be told, before the lines end."""
+    StoppedAt(tmp_path, 1).execute()
+    over = threading.Event()
+
+    def lines() -> Iterator[str]:
+        yield json.dumps(Spot(0, 0, 1))
+        over.wait(30)
+
+    def watch(event: Event) -> None:
+        raise BrokenPipeError
+
+    try:
+        assert not Run(make_experiment(), tmp_path, make_fabric("cpu"), watch, FOREVER).help(lines(), lambda: None)
+    finally:
+        over.set()
+    assert load_state(tmp_path / "candidates" / "1-1-2.safetensors")["position"] == [0, 1, 0, 1]
 
 
 def test_one_of_them_dies(tmp_path: Path, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,11 +17,14 @@ from conftest import Server
 from small_runs import outcome
 
 from rkr import experiments
+from rkr.engine import Run, signals
 from rkr.engine.events import Event
 from rkr.engine.folder import RunFolder
-from rkr.errors import RkrError, UsageError
+from rkr.engine.loop import Diverged
+from rkr.errors import FileError, RkrError, UsageError
 from rkr.experiments import How, Job, Plan, choose_orders, choose_seeds, run_plan
 from rkr.recipes import load_recipe
+from rkr.workers import MARK, Worker
 
 WORDS = ("run", "digits", "--method", "rkr,finetune", "--epochs", 1, "--limit", 8, "--threads", 1)
 WORDS += ("--accelerator", "cpu", "--json", "--out")
@@ -77,8 +80,38 @@ def test_an_error_of_a_worker_names_its_run(tmp_path: Path, monkeypatch: pytest.
     pretend(monkeypatch, {**scripts, "joint": "exit 9"})
     with pytest.raises(RkrError) as caught:
         run_plan(plan(tmp_path), How(workers=2, threads=1), told.append)
-    assert str(caught.value) == "rkr fixed: f: no room"  # no other run begins after it
+    assert str(caught.value) == "rkr fixed: f: no room; skipped: joint fixed"  # no other run begins after it
     assert [type(event).__name__ for event in told] == ["Failed"]
+
+
+def test_an_error_names_what_is_skipped_without_workers_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def execute(self: Run) -> bool:
+        raise Diverged("far off") if "rkr" in self.experiment.label else FileError("no room")
+
+    monkeypatch.setattr(Run, "execute", execute)
+    with pytest.raises(RkrError) as caught:
+        run_plan(plan(tmp_path), How(threads=1, accelerator="cpu"), lambda event: None)
+    assert str(caught.value) == "rkr fixed: far off; finetune fixed: no room; skipped: joint fixed"
+    assert type(caught.value) is RkrError
+    with pytest.raises(FileError, match=r"^no room$"):  # a single run is as it is
+        run_plan(plan(tmp_path, ("joint",)), How(threads=1, accelerator="cpu"), lambda event: None)
+
+
+def test_a_worker_that_diverges_does_not_keep_others_from_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told by its exit code, whatever it says."""
+    scripts = {"rkr": "echo 'rkr: far off' >&2; exit 3", "finetune": "sleep 0.3", "joint": f"touch {tmp_path}/begun"}
+    pretend(monkeypatch, scripts)
+    with pytest.raises(Diverged, match=r"^rkr fixed: far off$"):
+        run_plan(plan(tmp_path), How(workers=2), lambda event: None)
+    assert (tmp_path / "begun").exists()
+    pretend(monkeypatch, {**scripts, "joint": "exit 130"})  # as long as others can go on, it is no result
+    assert run_plan(plan(tmp_path), How(workers=2), lambda event: None) is False
+    pretend(monkeypatch, {**scripts, "finetune": "echo 'training diverged' >&2; exit 2", "joint": "exit 0"})
+    with pytest.raises(RkrError, match="finetune fixed: training diverged") as caught:
+        run_plan(plan(tmp_path), How(workers=2), lambda event: None)
+    assert not isinstance(caught.value, Diverged)
 
 
 def test_a_killed_worker_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,6 +142,40 @@ def test_a_stop_reaches_all_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert run_plan(plan(tmp_path, methods), How(workers=2), lambda event: None) is False
     assert all((tmp_path / f"{method}.told").exists() for method in methods)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_workers_have_sessions_of_their_own() -> None:
+    """A terminal does not reach them, so they hear of Ctrl-C once, and a second one is a second one."""
+    worker = Worker(["sleep", "60"], 1)
+    pid = worker._process.pid
+    assert os.getsid(pid) == os.getpgid(pid) == pid != os.getsid(0)
+    worker.stop()
+    assert worker.end()[0] == -signal.SIGTERM
+
+
+def test_a_second_signal_ends_all_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process is left behind, although they do not hear the terminal."""
+    methods, started = ("rkr", "finetune"), []
+    script = "trap 'touch {0}.told' TERM; touch {0}.ready; while :; do sleep 0.02; done"
+    pretend(monkeypatch, {method: script.format(tmp_path / method) for method in methods})
+    monkeypatch.setattr(signals, "SAME_SIGNAL_SECONDS", 0)
+    start = subprocess.Popen
+
+    def noted(*words: Any, **options: Any) -> Any:
+        started.append(start(*words, **options))
+        return started[-1]
+
+    def stop() -> None:
+        for state in ("ready", "told"):
+            while not all((tmp_path / f"{method}.{state}").exists() for method in methods):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(subprocess, "Popen", noted)
+    threading.Thread(target=stop, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_plan(plan(tmp_path, methods), How(workers=2), lambda event: None)
+    assert [process.poll() for process in started] == [-signal.SIGKILL] * 2
 
 
 def test_a_stop_reaches_a_worker_that_is_being_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,13 +235,14 @@ def test_folders_and_jobs(tmp_path: Path) -> None:
     assert choose_seeds(recipe, None, ["4", "7"]) == (4, 7)
 
 
-def test_what_cannot_be(tmp_path: Path) -> None:
+def test_what_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="no method 'rrk'"):
         run_plan(plan(tmp_path, ("rrk",)), How(), lambda event: None)
     with pytest.raises(UsageError, match="at least 1, not 0"):
         run_plan(plan(tmp_path), How(workers=0), lambda event: None)
-    with pytest.raises(UsageError, match="one of 32-true, bf16-mixed, 16-mixed, not '64-true'"):
-        run_plan(plan(tmp_path), How(precision="64-true"), lambda event: None)
+    for precision in ("64-true", "16-mixed"):
+        with pytest.raises(UsageError, match=f"one of 32-true, bf16-mixed, not '{precision}'"):
+            run_plan(plan(tmp_path), How(precision=precision), lambda event: None)
     with pytest.raises(UsageError, match="either --orders"):
         choose_orders(load_recipe("digits"), 1, ["fixed"])
     with pytest.raises(UsageError, match="1 order: give no more"):
@@ -185,6 +253,16 @@ def test_what_cannot_be(tmp_path: Path) -> None:
         choose_seeds(load_recipe("digits"), None, ["-1"])
     with pytest.raises(UsageError, match="at least 1, not 0"):
         choose_seeds(load_recipe("digits"), 0, [])
+    for name in ("--5", "²", "9" * 5000):
+        with pytest.raises(UsageError, match=f"no order '{name}'; give a seed"):
+            choose_orders(load_recipe("digits"), None, [name])
+        with pytest.raises(UsageError, match=f"at least 0, not '{name}'"):
+            choose_seeds(load_recipe("digits"), None, [name])
+    with pytest.raises(UsageError, match="at least 0, not -1"):
+        choose_orders(load_recipe("digits"), None, ["-1"])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match=r"^--workers: .* either torchrun or --workers$"):
+        run_plan(plan(tmp_path), How(workers=2), lambda event: None)
     assert not list(tmp_path.iterdir())
 
 
@@ -205,6 +283,30 @@ def test_a_run_that_diverges_does_not_keep_others_from_running(tmp_path: Path) -
     wild = recipe.method("finetune").model_copy(update={"learner": "l2t", "options": {"strength": 1e30}})
     recipe = recipe.model_copy(update={"methods": {"wild": wild, "finetune": recipe.method("finetune")}})
     made = Plan(recipe, "digits", ("wild", "finetune"), ("fixed",), tmp_path, epochs=4, limit=8)
-    with pytest.raises(RkrError, match=r"^wild fixed: training diverged: the loss of task 'digits-2' is (nan|inf)"):
+    with pytest.raises(Diverged, match=r"^wild fixed: training diverged: the loss of task 'digits-2' is (nan|inf)"):
         run_plan(made, How(threads=1, accelerator="cpu"), lambda event: None)
     assert [RunFolder(made.folder(job)).finished for job in made.jobs] == [False, True]
+
+
+def test_impossible_options_are_refused_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = load_recipe("digits")
+    wrong = recipe.method("finetune").model_copy(update={"learner": "ewc", "options": {"strength": -1}})
+    recipe = recipe.model_copy(update={"methods": {"finetune": recipe.method("finetune"), "firm": wrong}})
+    made = Plan(recipe, "digits", ("finetune", "firm"), ("fixed",), tmp_path, epochs=1, limit=8)
+    for workers in (1, 2):
+        with pytest.raises(UsageError, match=r"^methods\.firm: strength must be"):
+            run_plan(made, How(workers, 1, "cpu"), lambda event: None)
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(experiments, "_one_by_one", lambda *arguments: True)
+    with monkeypatch.context() as patch:  # nothing is to be done
+        patch.setattr(RunFolder, "finished", True)
+        assert run_plan(made, How(), lambda event: None)
+    with monkeypatch.context() as patch:  # the process that started this one has done it
+        patch.setenv(MARK, "1")
+        assert run_plan(made, How(), lambda event: None)
+    with pytest.raises(UsageError):
+        run_plan(made, How(), lambda event: None)
+    worker = Worker(["sh", "-c", f"echo ${MARK} >&2"], 1)
+    assert worker.end() == (0, "1")

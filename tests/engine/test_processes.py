@@ -41,7 +41,8 @@ def assert_close(one: list[dict[str, Any]], many: list[dict[str, Any]], test: in
 @pytest.mark.parametrize(
     ("method", "train"),
     [("rkr", 19), ("finetune", 19)]
-    + [(m, 17) for m in ("rkr", "finetune", "separate", "joint", "two-phases", "ewc", "si", "pc", "icarl", "eeil")],
+    + [(m, 17) for m in ("rkr", "finetune", "separate", "joint", "two-phases", "ewc", "si", "pc", "icarl", "eeil")]
+    + [(m, 17) for m in ("lwf", "ccll", "apd", "hnet", "pgn", "den")],  # candidates of rcl, rps-net: test_candidates.py
 )
 def test_two_processes_equal_one(server: Server, tmp_path: Path, method: str, train: int) -> None:
     job = {"method": method, "dtype": "float64", "dropout": 0.0, "train": train, "save_minutes": 1e9, "tasks": 2}

@@ -60,7 +60,7 @@ def started(event: Started) -> str:
     return one_line(f"{event.run}: {how}: {size}: {event.folder}")
 
 
-def candidate(event: Progress | EpochEnd | CandidateEnd) -> str:
+def candidate(event: Progress | EpochEnd | CandidateEnd | Stopped) -> str:
     """ "round 1/2, candidate 3/8", the round only if there are several; nothing where no candidate is trained."""
     if event.round is None or event.candidate is None:
         return ""
@@ -103,9 +103,9 @@ def ended(event: Event, epochs: int = 0) -> str:
         how = "already complete" if event.already else f"complete in {duration(event.seconds)}"
         return one_line(f"{event.run}: {how}: {event.folder}")
     if isinstance(event, Stopped):
-        epoch = min(event.epoch + 1, epochs or event.epoch + 1)
+        where = candidate(event) or f"epoch {min(event.epoch + 1, epochs or event.epoch + 1)}"
         return one_line(
-            f"{event.run}: stopped at task {event.number}, epoch {epoch}: "
+            f"{event.run}: stopped at task {event.number}, {where}: "
             "the state is saved; run the same command again to go on"
         )
     assert isinstance(event, Failed)

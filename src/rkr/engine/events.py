@@ -112,6 +112,8 @@ class Stopped(Event):
     folder: str
     number: int
     epoch: int
+    round: tuple[int, int] | None = None  # as in `Progress`; then the candidate is the first that is not trained yet
+    candidate: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

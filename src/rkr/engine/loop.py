@@ -27,12 +27,11 @@ from rkr.engine.processes import gather, nothing_of_its_own, over_whole_batches,
 from rkr.engine.samples import derived, rehearsed
 from rkr.errors import RkrError
 from rkr.learners import Learner, MakeNetwork
-from rkr.learners.learner import Phase, ReadSamples, SeenTask
+from rkr.learners.learner import Outcome, Phase, ReadSamples, SeenTask
 from rkr.tasks import Batches
 from rkr.tasks.task import Samples
 
 PROGRESS_SECONDS = 0.25
-DIVERGED = "training diverged"  # how the error begins
 
 
 @dataclass
@@ -63,7 +62,9 @@ class Interrupted(Exception):
 
 
 class Diverged(RkrError):
-    """The loss is not finite."""
+    """The loss is not finite, which says nothing about other runs."""
+
+    exit_code = 3  # of the command
 
 
 class Loop:
@@ -160,9 +161,7 @@ class Loop:
             learner.before_step(optimizer)
             optimizer.step()
             learner.after_step()
-            correct = outcome.correct if outcome.correct is not None else outcome.loss.new_tensor(math.nan)
-            parts = torch.stack([outcome.loss.detach().double() * (share * size), correct.double() * (share > 0)])
-            self._sums[:2] += parts.to(self._sums.device)
+            self._sums[:2] += loss_and_hits(outcome) * torch.tensor([share * size, share > 0], dtype=torch.float64)
             self._sums[2] += share * size
             at.batch += 1
             self._between_batches(len(batches), started)
@@ -208,9 +207,8 @@ class Loop:
         loss, hits, images = self._sums.tolist()
         loss, accuracy = loss / images, None if math.isnan(hits) else hits / images
         if not math.isfinite(loss):
-            raise Diverged(
-                f"{DIVERGED}: the loss of task {name!r} is {loss} in epoch {at.epoch + 1}; choose a lower learning rate"
-            )
+            where = f"the loss of task {name!r} is {loss} in epoch {at.epoch + 1}"
+            raise Diverged(f"training diverged: {where}; choose a lower learning rate")
         line = {"event": "epoch", "number": at.number + 1, "task": name, "phase": phase.name, "epoch": at.epoch}
         self._record({**line, "loss": loss, "accuracy": accuracy, "lr": lr})
         label, (epoch, epochs) = self.experiment.label, self._counted()
@@ -226,6 +224,7 @@ class Loop:
         e = self.experiment
         self._seed("learner")
         self._learner = e.method.build(self._network_maker(), e.head, **e.options)
+        self._learner.expects([len(task.training.class_names) for task in e.stream.tasks])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # tasks are added before anything is trained: the values come after
             for number in range(begun):
@@ -351,6 +350,14 @@ class Loop:
         flags = torch.tensor([stop, save], device=self.fabric.device)
         dist.broadcast(flags, 0)
         return bool(flags[0]), bool(flags[1])
+
+
+def loss_and_hits(outcome: Outcome) -> Tensor:
+    """Of a batch, in float64 (2,) on the CPU, in one transfer. Hits are NaN where they have no meaning."""
+    loss = outcome.loss.detach()
+    kind = torch.promote_types(loss.dtype, torch.float32)  # counts hits rightly; Apple's GPUs have no float64
+    hits = loss.new_tensor(math.nan) if outcome.correct is None else outcome.correct
+    return torch.stack([loss.to(kind), hits.to(kind)]).cpu().double()
 
 
 def be_deterministic() -> None:

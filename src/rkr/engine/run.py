@@ -33,13 +33,13 @@ from rkr.engine.events import (
 )
 from rkr.engine.experiment import Experiment
 from rkr.engine.folder import RunFolder
-from rkr.engine.loop import DIVERGED, Diverged, Interrupted, Loop, Spot, be_deterministic
+from rkr.engine.loop import Diverged, Interrupted, Loop, Spot, be_deterministic
 from rkr.engine.processes import gather, keep_freed_memory
 from rkr.engine.samples import derived
 from rkr.engine.signals import signals
 from rkr.errors import RkrError
 
-__all__ = ["DIVERGED", "Run", "derived"]
+__all__ = ["Run", "derived"]
 
 
 class Run(Loop):
@@ -67,7 +67,7 @@ class Run(Loop):
             with self._held(), signals(self._take_note):
                 return self._execute()
         except Interrupted:
-            self._watch(Stopped(label, path, self._at.number + 1, self._at.epoch))
+            self._watch(Stopped(label, path, self._at.number + 1, self._at.epoch, **self._mark))
             return False
         except RkrError as error:
             self._watch(Failed(label, path, str(error)))
@@ -90,11 +90,17 @@ class Run(Loop):
             self._take_note()
             waiting.put(None)
 
+        def tell(event: Event) -> None:
+            try:
+                self._watch(event)
+            except BrokenPipeError:  # that process has ended, which is seen here before its lines have ended
+                self._take_note()
+
         threading.Thread(target=listen, daemon=True).start()
         try:
             with signals(self._take_note):
                 while (line := waiting.get()) is not None:
-                    self._candidate(Spot(*json.loads(line)), self._watch).train()
+                    self._candidate(Spot(*json.loads(line)), tell).train()
                     answer()
         except Interrupted:
             return False
@@ -232,10 +238,8 @@ class Run(Loop):
         if not tried:
             raise RkrError(f"task {learner.task.name!r}: the method has rounds of candidates, but no candidate")
         if best is None:
-            raise Diverged(
-                f"{DIVERGED}: the loss of task {learner.task.name!r} is not finite with any of its {len(tried)} "
-                "candidates; choose a lower learning rate"
-            )
+            where = f"the loss of task {learner.task.name!r} is not finite with any of its {len(tried)} candidates"
+            raise Diverged(f"training diverged: {where}; choose a lower learning rate")
         self._become(best)
         self._task_seconds = sum(one.seconds for one in tried)
 
@@ -284,9 +288,14 @@ class Run(Loop):
         if resumed and count:
             self._done_at_start = done()
         trains = self._one_by_one if self._crew is None else self._crew.train
-        for spot in trains(waiting, told, self._asked):
-            if took(spot):
-                self._watch(_candidate_end(e.label, learner.task.name, spot, rounds, count, found[spot.place]))
+        try:
+            for spot in trains(waiting, told, self._asked):
+                if took(spot):
+                    self._watch(_candidate_end(e.label, learner.task.name, spot, rounds, count, found[spot.place]))
+        except Interrupted:
+            first = next((spot.place for spot in spots if spot.place not in found), count - 1)  # to go on with
+            self._mark = {"round": (at + 1, rounds), "candidate": (first + 1, count)}
+            raise
         for spot in spots:
             if spot.place not in found:
                 raise RkrError(f"{self.folder.candidates / spot.file}: cannot be seen by all processes")
