@@ -48,7 +48,6 @@ class Growth(Change, nn.Module):
             self.register_buffer(f"slot{i}", torch.arange(space.width, device=device))
         self._head = head
         self._index = {space.name: i for i, space in enumerate(self.spaces.growing)}
-        self._numbers: dict[str, int] = {}  # of tasks, by name
         self._known: dict[tuple[str, int], Tensor] = {}  # units, which every layer asks for at every step
 
     def _put(self, name: str, space: Space, values: Tensor) -> None:
@@ -66,14 +65,6 @@ class Growth(Change, nn.Module):
         return self
 
     # -- units --------------------------------------------------------------------------------------------
-
-    def enter(self, name: str) -> None:
-        """The next task has come."""
-        self._numbers[name] = len(self._numbers)
-
-    def number(self, task: TaskState) -> int:
-        """Of a task: 0, 1, ..."""
-        return self._numbers[task.name]
 
     def times(self, space: Space) -> tuple[Tensor, Tensor]:
         """Birth and death of a space's units, in tasks."""
@@ -123,7 +114,7 @@ class Growth(Change, nn.Module):
 
     def _old(self, site: Site, task: TaskState) -> int:
         """How many of the units that a task knows are earlier tasks'; they come first."""
-        space, number = self.spaces.out.get(site.path), self.number(task)
+        space, number = self.spaces.out.get(site.path), task.number
         if space is None:  # channels that cannot grow, as those of the input
             mean = site.own(task, "running_mean")
             return len(mean) if number and mean is not None else 0
@@ -131,7 +122,7 @@ class Growth(Change, nn.Module):
 
     def _cut(self, site: Site, task: TaskState, whole: Tensor, inputs: bool) -> Tensor:
         """The part of a weight or bias that a task knows; without gradients it is kept for the next time."""
-        picked = self.picked(site, self.number(task), inputs)
+        picked = self.picked(site, task.number, inputs)
         if torch.is_grad_enabled() and whole.requires_grad:
             return cut(whole, picked)
         cache, key = site.active.cache, (version_key(whole), tuple(map(len, picked)))
@@ -161,7 +152,7 @@ class Growth(Change, nn.Module):
         """The network; where it pads channels with zeros, the units of each task keep their places."""
         if not self.spaces.pads or task is None:
             return network(*args, **kwargs)
-        return _Runner(network, self, self.number(task)).run(*args)
+        return _Runner(network, self, task.number).run(*args)
 
     def carry(self, x: Tensor, before: Space, after: Space, number: int) -> Tensor:
         """Channels of one space in the places of another: every task's units at the beginning of that task's.
@@ -197,7 +188,7 @@ class Growth(Change, nn.Module):
         """Take away units that came with the task added last: no other task knows them."""
         task = model.tasks.last()
         assert task is not None
-        number = self.number(task)
+        number = task.number
         gone = {name: list(found) for name, found in units.items() if found}
         before = {space.name: self.units(space, number) for space in self.spaces.growing}
         modules, left = dict(model.network.named_modules()), {}
@@ -240,7 +231,7 @@ class Growth(Change, nn.Module):
         """Append units to spaces; an origin (a unit's position) makes the new unit its copy, and ends its life."""
         task = model.tasks.last()
         assert task is not None
-        number = self.number(task)
+        number = task.number
         before = {space.name: self.units(space, number) for space in self.spaces.growing}
         paths = dict(model.network.named_modules())
         with torch.no_grad():

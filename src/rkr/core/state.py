@@ -27,6 +27,7 @@ class TaskState(nn.Module):
     def __init__(self, name: str, classes: int | None, class_names: Sequence[str] | None = None) -> None:
         super().__init__()
         self.name = name
+        self.number = 0  # 0, 1, ... in the order in which tasks came
         self.classes = classes
         self.class_names = None if class_names is None else tuple(class_names)
 
@@ -114,6 +115,9 @@ class TaskTable(nn.Module):
 
     def put(self, task: TaskState) -> None:
         """Add a task, or replace the one with its name in place."""
+        there = self._table.get(_module_key(task.name))
+        last = self.last()
+        task.number = there.number if there is not None else 0 if last is None else last.number + 1
         self._modules[_module_key(task.name)] = task
 
     def remove(self, name: str) -> TaskState:

@@ -36,7 +36,6 @@ class Decomposition(Change):
     opens_base = True
 
     def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}  # of the tasks, by name
         self.local = nn.Module()  # buffers "<layer>/group", (T,): each task's group; "<layer>/<group>": what it shares
 
     def shapes(self, site: Site) -> dict[str, tuple[int, ...]]:
@@ -61,7 +60,7 @@ class Decomposition(Change):
 
     def local_of(self, site: Site, task: TaskState) -> Tensor | None:
         """What the task's group shares at a layer, if it is in one of several tasks."""
-        group, number = self.local._buffers.get(name_at(site, "group")), self.numbers[task.name]
+        group, number = self.local._buffers.get(name_at(site, "group")), task.number
         if group is None or number >= len(group):
             return None
         return self.local._buffers.get(name_at(site, int(group[number])))
@@ -131,7 +130,6 @@ class Apd(Changed):
 
         σ is scaled at first so that the first task starts as the plain network does.
         """
-        self.decomposition.numbers[task.name] = task.number
         super().begin(task)
         new = self.model.tasks[task.name]
         if not task.number:

@@ -14,7 +14,7 @@ from rkr.core.options import Options
 from rkr.core.sites import Site
 from rkr.core.state import is_statistic
 from rkr.learners.changed import Changed
-from rkr.learners.learner import Capacity, MakeNetwork, Phase, ReadSamples, SeenTask, nbytes
+from rkr.learners.learner import Capacity, MakeNetwork, Phase, ReadSamples, nbytes
 
 
 class Growing(Changed):
@@ -40,10 +40,6 @@ class Growing(Changed):
     def growth(self) -> Growth:
         """How it grows: a part of the model, so that its state is there once."""
         return cast("Growth", self.model.change)
-
-    def begin(self, task: SeenTask) -> None:
-        self.growth.enter(task.name)
-        super().begin(task)
 
     def born(self, site: Site) -> tuple[Tensor, Tensor]:
         """The tasks with which a layer's outputs and inputs came, in the shapes (O, 1) and (1, I)."""

@@ -34,7 +34,7 @@ class Columns(Growth):
         if space is None:
             return y
         born = self.times(space)[0]
-        for number in range(1, self.number(task) + 1):
+        for number in range(1, task.number + 1):
             lateral = self._lateral(site, self.columns[number], x)
             if lateral is not None:
                 start, end = (int((born < n).sum()) for n in (number, number + 1))  # its own units
