@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import rkr
+from rkr import recipes
 from rkr.engine.loop import Diverged
 from rkr.learners import METHODS, ZERO_SHOT_METHODS
 from rkr.recipes.known import NETWORKS
@@ -136,6 +137,20 @@ def test_errors_of_run(command: Command, tmp_path: Path, words: tuple[str, ...],
     assert (code, out) == (2, "")
     assert err.startswith(said)
     assert err.count("\n") == 1
+
+
+def test_what_came_out_is_shown_though_a_run_diverged(command: Command, tmp_path: Path) -> None:
+    """Its tables and figures first, then the error, with an exit code of its own."""
+    text = (Path(recipes.__file__).parent / "digits.toml").read_text()
+    wild = tmp_path / "wild.toml"
+    wild.write_text(text + '\n[methods.wild]\nlearner = "l2t"\nstrength = 1e30\n')
+    words = ("--method", "wild,finetune", "--epochs", "4", "--limit", "8", "--threads", "1")
+    code, out, err = command("run", str(wild), *words, "--out", str(tmp_path / "out"))
+    assert code == 3
+    assert err.startswith("rkr: wild fixed: training diverged")
+    assert "finetune fixed: results and task files in" in out
+    assert "wild fixed: results" not in out
+    assert list((tmp_path / "out").rglob("accuracy_over_tasks.png"))
 
 
 def test_divergence_has_an_exit_code_of_its_own(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rkr import recipes
 from rkr.errors import UsageError
 from rkr.learners import METHODS, ZERO_SHOT_METHODS
 from rkr.recipes import list_recipes, load_recipe
@@ -135,3 +136,14 @@ def test_the_best_is_written(tmp_path: Path) -> None:
     text = search.chosen.read_text()
     assert tomllib.loads(text) == {"methods": {"si": {"strength": 2.0}}}
     assert "# si-strength-2: 91.50\n# si-strength-0.5: 80.00\n" in text
+
+
+def test_a_method_with_a_name_of_its_own_keeps_its_section(tmp_path: Path) -> None:
+    """What is written can be put into the recipe in the place of the section that was there."""
+    text = (Path(recipes.__file__).parent / "digits.toml").read_text()
+    (tmp_path / "mine.toml").write_text(text + '\n[methods.firm]\nlearner = "ewc"\nmode = "online"\n')
+    search = tuning(load_recipe(str(tmp_path / "mine.toml")), "firm", 2, tmp_path, {"strength": [0.5]})
+    search_plan(search, None, None, None)
+    write_chosen(search, {"firm-strength-0.5": 80.0})
+    wanted = {"methods": {"firm": {"learner": "ewc", "mode": "online", "strength": 0.5}}}
+    assert tomllib.loads(search.chosen.read_text()) == wanted

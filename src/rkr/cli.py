@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from rkr.engine.events import Watch
-    from rkr.experiments import How, Plan
+    from rkr.experiments import How, Job, Plan
     from rkr.reproduce import Exhibit
 
 app = typer.Typer(
@@ -475,7 +475,24 @@ def _draw(plan: Plan) -> None:
 
 def _run(plan: Plan, how: How, json_: bool, matrices: bool = False, figures: bool = True) -> None:
     """Run, then show what came out."""
+    from rkr.engine.folder import RunFolder
+    from rkr.engine.loop import Diverged
     from rkr.experiments import run_plan
+
+    diverged: Diverged | None = None
+    try:
+        _watched(json_, partial(run_plan, plan, how))
+    except Diverged as error:  # all other runs are complete
+        diverged = error
+    jobs = [job for job in plan.jobs if diverged is None or RunFolder(plan.folder(job)).finished]
+    if jobs and not _RANK:
+        _show(plan, jobs, json_, matrices, figures)
+    if diverged is not None:
+        raise diverged
+
+
+def _show(plan: Plan, jobs: Sequence[Job], json_: bool, matrices: bool, figures: bool) -> None:
+    """Tables and figures of runs of a plan, and where their files lie."""
     from rkr.report import (
         accuracy_table,
         added_by_a_task,
@@ -486,10 +503,7 @@ def _run(plan: Plan, how: How, json_: bool, matrices: bool = False, figures: boo
         zero_shot_table,
     )
 
-    _watched(json_, partial(run_plan, plan, how))
-    if _RANK:
-        return
-    results = [read_result(plan.folder(job)) for job in plan.jobs]
+    results = [read_result(plan.folder(job)) for job in jobs]
     shortened = plan.epochs is not None or plan.limit is not None  # the paper's numbers are of its own schedule
     paper = {} if shortened else plan.recipe.published_numbers()
     if figures:
@@ -511,7 +525,7 @@ def _run(plan: Plan, how: How, json_: bool, matrices: bool = False, figures: boo
         print(f"{result.method} {result.label}: {added_by_a_task(result)}")
     if figures:
         print(f"figures: {plan.root / 'figures'}")
-    for job in plan.jobs:
+    for job in jobs:
         print(f"{job.method} {job.label}: results and task files in {plan.folder(job)}")
 
 

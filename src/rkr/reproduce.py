@@ -326,12 +326,16 @@ def _counted(name: str, method: str) -> Mapping[str, float] | None:
     has_classifier = "classifier" in chosen.method.options
     options = {**chosen.options, "classifier": {"epochs": 1}} if has_classifier else chosen.options
     attributes, unseen = (torch.zeros(2, 2), (1,)) if zero_shot else (None, ())
+    classes = 2
+    if not zero_shot:  # as the network has: networks that grow count heads that become wider
+        head = recipe.build_network().get_submodule(recipe.network.head)
+        classes = max(1, len(head.get_parameter("weight")) // tasks)
     learner = begun(
         chosen.method,
         recipe.build_network,
         recipe.network.head,
         options,
-        [2] * tasks,
+        [classes] * tasks,
         attributes=attributes,
         unseen=unseen,
     )

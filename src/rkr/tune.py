@@ -37,6 +37,7 @@ class Tuning:
     method: str
     grid: Grid
     points: Mapping[str, Mapping[str, Any]]  # name of the method -> its options from the grid
+    given: Mapping[str, Any]  # the method's section so far
     folder: Path
 
     @property
@@ -74,7 +75,8 @@ def tuning(recipe: Recipe, method: str, tasks: int, out: Path, grid: Grid | None
     stream = held_out.stream.with_changes(first=tasks)
     title = f"{method} on validation samples: {recipe.title}"
     made = held_out.model_copy(update={"name": name, "title": title, "stream": stream, "methods": methods})
-    return Tuning(made, method, grid, points, out / name)
+    learner = {} if chosen.learner == method else {"learner": chosen.learner}
+    return Tuning(made, method, grid, points, {**learner, **chosen.options}, out / name)
 
 
 def search_plan(search: Tuning, order: str | None, epochs: int | None, data: str | None) -> Plan:
@@ -113,7 +115,7 @@ def write_chosen(search: Tuning, found: Mapping[str, float]) -> str:
     """Write the best values as the section of a recipe, with all that was tried, and return them in words."""
     best = next(iter(found))
     tried = [f"# {name}: {value:.2f}" for name, value in found.items()]
-    section = toml_text({"methods": {search.method: {**dict(search.points[best])}}})
+    section = toml_text({"methods": {search.method: {**search.given, **search.points[best]}}})
     text = "\n".join(["# Chosen on validation samples: mean over tasks after the last one, in %.", *tried, "", section])
     try:
         write_atomic(search.chosen, text.encode())

@@ -143,6 +143,14 @@ def test_runs_that_are_not_the_papers(run_folder: Callable[..., Path], tmp_path:
     assert "ewc" in found_.left_out[0]
 
 
+def test_sizes_that_are_known_without_a_run(tmp_path: Path) -> None:
+    rows = lines(load_exhibit("table-lenet"), tmp_path / "runs")
+    for method in ("rkr", "rkr-lite", "ccll", "pgn"):
+        assert found(rows, method=method, metric="capacity").verdict == "the same to the printed digit"
+    for method in ("apd", "den", "rcl"):  # which only training decides on
+        assert found(rows, method=method, metric="capacity").verdict == "not run"
+
+
 def test_tables_of_tasks(run_folder: Callable[..., Path], tmp_path: Path) -> None:
     run_folder(TEN, recipe="imagenet-resnet18", method="rkr", order=0)
     rows = [line for line in lines(load_exhibit("table-imagenet"), tmp_path / "runs") if line.method == "rkr"]

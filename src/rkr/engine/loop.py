@@ -335,7 +335,9 @@ class Loop:
         return partial(Batches, batch=e.schedule.batch, mean=mean, std=std, device=device, workers=workers)
 
     def _left(self, done: float) -> float | None:
-        """Seconds left, by the speed so far."""
+        """Seconds left, by the speed so far; None where tasks may have candidates, and last longer than others."""
+        if type(self._learner).rounds is not Learner.rounds:
+            return None
         gained = done - self._done_at_start
         return (time.monotonic() - self._began) * (1 - done) / gained if gained > 0 else None
 

@@ -106,7 +106,7 @@ METHODS: dict[str, Method] = {
     "pgn": Method(ProgressiveNetwork, "PGN (Rusu et al. 2016): a thin column for each task beside all earlier ones"),
     "den": Method(
         Den,
-        "DEN (Yoon et al. 2018): retrains what a task needs, adds units, copies those that drift; 180 % on LeNet",
+        "DEN (Yoon et al. 2018): retrains what a task needs, adds units, copies those that drift; to 180 % on LeNet",
     ),
     "rcl": Method(ReinforcedLearning, "RCL (Xu & Zhu 2018): a policy searches how much wider a task makes each layer"),
     "ccll": Method(Ccll, "CCLL (Singh et al. 2020): every layer's output is calibrated for each task"),
