@@ -48,7 +48,7 @@ class Process:
             self._code = self.server.ask({"poll": self.pid})
         return self._code
 
-    def wait(self, seconds: float = 60) -> int:
+    def wait(self, seconds: float = 240) -> int:
         end = time.monotonic() + seconds
         while self.poll() is None:
             if time.monotonic() > end:
@@ -58,7 +58,7 @@ class Process:
         assert self._code is not None
         return self._code
 
-    def until(self, ready: Callable[[], object], seconds: float = 60) -> None:
+    def until(self, ready: Callable[[], object], seconds: float = 240) -> None:
         """Wait for something, or for the process's end."""
         end = time.monotonic() + seconds
         while not ready() and self.poll() is None:
@@ -133,7 +133,7 @@ class Server:
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(10)
+        self._process.wait(60)
 
 
 @pytest.fixture(scope="session")

@@ -603,7 +603,7 @@ def alive(pid: int) -> bool:
 
 
 def gone(pids: list[int]) -> bool:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while any(map(alive, pids)) and time.monotonic() < end:
         time.sleep(0.02)
     return not any(map(alive, pids))

@@ -152,7 +152,8 @@ class ReinforcedLearning(Growing):
         for name, (count, lowest) in least.items():
             if count < lowest:
                 raise UsageError(f"{name} must be at least {lowest}, not {count}")
-        if unit != "absolute" and (isinstance(unit, bool | str) or not 0 < unit <= 1):
+        share = isinstance(unit, int | float) and not isinstance(unit, bool) and 0 < unit <= 1
+        if unit != "absolute" and not share:
             raise UsageError(f'unit must be a share of the width, above 0 and at most 1, or "absolute", not {unit!r}')
         for name, number in (("penalty", penalty), ("policy_lr", policy_lr), ("value_lr", value_lr)):
             if number < 0:
