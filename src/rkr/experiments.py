@@ -7,7 +7,6 @@ import itertools
 import os
 import platform
 import re
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rkr.errors import RkrError, UsageError
+from rkr.machine import commit, processor
 from rkr.recipes import Recipe
 from rkr.recipes.settings import Order
 from rkr.workers import MARK, STOPPED, Pool, Processes, Worker, was_stopped
@@ -386,32 +386,3 @@ def _command(plan: Plan, how: How, job: Job, threads: int, workers: int = 1) -> 
     command += [word for name, value in options.items() if value is not None for word in (name, str(value))]
     asked = ["--validation"] * plan.on_validation + ["--tensorboard"] * how.tensorboard
     return command + asked
-
-
-def processor() -> str:
-    """What computes, as far as the system tells."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return f"{line.partition(':')[2].strip()}, {os.cpu_count()} cores"
-    except OSError:
-        pass
-    return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
-
-
-def commit() -> str | None:
-    """The commit of this package's source, if it runs from a checkout; with "+" if something was changed since."""
-    here = Path(__file__).parent
-    try:  # a package installed somewhere inside another repository is not of that repository's commit
-        subprocess.run(["git", "ls-files", "--error-unmatch", __file__], cwd=here, capture_output=True, check=True)
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty=+", "--exclude", "*"],
-            cwd=here,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return found.stdout.strip() or None

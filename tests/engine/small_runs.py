@@ -27,6 +27,37 @@ from rkr.tasks import Augment, Images, Stream, Task, Training
 FOREVER = 1e9  # minutes between two saves
 
 
+def few_digits(methods: Sequence[str], tasks: int = 5, augment: bool = False) -> str:
+    """A recipe of two orders with 22 images a task: batches of 7, 7, 7 and 1."""
+    return f"""
+        title = "a few digits"
+        about = "for tests"
+        orders = ["fixed", 1]
+        [stream]
+        source = "digits"
+        tasks = 5
+        first = {tasks}
+        limit = 11
+        [network]
+        name = "digits-net"
+        classes = 10
+        [training]
+        epochs = 2
+        batch = 7
+        optimizer = "sgd"
+        lr = 0.05
+        momentum = 0.9
+        weight_decay = 5e-4
+        milestones = [1]
+        gamma = 0.1
+        seed = 0
+        [training.augment]
+        pad = {int(augment)}
+        flip = false
+        {"".join(f"[methods.{method}]" + chr(10) for method in methods)}
+    """
+
+
 @dataclass(frozen=True)
 class Plan:
     """A schedule of 3 batches an epoch, the last one smaller."""
@@ -102,7 +133,7 @@ class TwoPhases(OneNetwork):
         self.register_buffer(f"memory{task.number}", torch.zeros(4, dtype=torch.int64))
 
     def phases(self) -> Sequence[Phase]:
-        return (Phase("heads", epochs=1, lr=0.1), Phase())
+        return (Phase("heads", epochs=1, lr_factor=0.5), Phase())
 
     def prepare(self, phase: Phase, train: ReadSamples) -> None:
         self.phase = phase.name
@@ -114,7 +145,7 @@ class TwoPhases(OneNetwork):
 
     def groups(self) -> list[dict[str, Any]]:
         if self.phase == "heads":
-            return [{"params": list(self.heads.parameters()), "lr_scale": 0.5}]
+            return [{"params": list(self.heads.parameters())}]
         return [*super().groups(), {"params": [self.spare]}]
 
     def loss(self, x: Tensor, y: Tensor) -> Outcome:

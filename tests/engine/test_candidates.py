@@ -20,7 +20,7 @@ import pytest
 import torch
 from conftest import HERE, Process, Server
 from small_candidates import Trials, execute, make_experiment
-from small_runs import FOREVER, Net, make_stream, outcome
+from small_runs import FOREVER, Net, few_digits, make_stream, outcome
 
 from rkr import experiments
 from rkr.engine import Experiment, Run
@@ -719,38 +719,11 @@ def test_two_processes_of_torchrun_killed(server: Server, tmp_path: Path) -> Non
 # The command
 
 
-RECIPE = """
-title = "a few digits"
-about = "for tests"
-orders = ["fixed", 1]
-[stream]
-source = "digits"
-tasks = 5
-first = 1
-limit = 11
-[network]
-name = "digits-net"
-classes = 10
-[training]
-epochs = 2
-batch = 7
-optimizer = "sgd"
-lr = 0.05
-momentum = 0.9
-weight_decay = 5e-4
-milestones = [1]
-gamma = 0.1
-seed = 0
-[methods.trials]
-[methods.finetune]
-"""
-
-
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setitem(METHODS, "trials", make_experiment().method)
     path = tmp_path / "few.toml"
-    path.write_text(RECIPE)
+    path.write_text(few_digits(["trials", "finetune"], tasks=1))
     return path
 
 

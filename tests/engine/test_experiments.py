@@ -23,6 +23,7 @@ from rkr.engine.folder import RunFolder
 from rkr.engine.loop import Diverged
 from rkr.errors import FileError, RkrError, UsageError
 from rkr.experiments import How, Job, Plan, choose_orders, choose_seeds, run_plan
+from rkr.machine import commit
 from rkr.recipes import load_recipe
 from rkr.workers import MARK, Worker
 
@@ -269,7 +270,7 @@ def test_what_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the commit cannot be found, none is recorded."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert experiments.commit() is None
+    assert commit() is None
 
 
 def test_another_precision_is_another_run(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Process, Server
-from small_runs import execute, outcome
+from small_runs import execute, few_digits, outcome
 
 from rkr.engine.events import Event, Finished
 from rkr.engine.folder import RunFolder
@@ -22,39 +22,11 @@ from rkr.engine.state import load_state
 from rkr.experiments import How, Plan, run_plan
 from rkr.recipes import load_recipe
 
-RECIPE = """
-title = "a few digits"
-about = "for tests"
-orders = ["fixed", 1]
-[stream]
-source = "digits"
-tasks = 5
-limit = 11
-[network]
-name = "digits-net"
-classes = 10
-[training]
-epochs = 2
-batch = 7
-optimizer = "sgd"
-lr = 0.05
-momentum = 0.9
-weight_decay = 5e-4
-milestones = [1]
-gamma = 0.1
-seed = 0
-[training.augment]
-pad = 1
-flip = false
-[methods.rkr]
-[methods.finetune]
-"""  # 22 images a task: batches of 7, 7, 7 and 1
-
 
 @pytest.fixture(scope="session")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("recipe") / "few.toml"
-    path.write_text(RECIPE)
+    path.write_text(few_digits(["rkr", "finetune"], augment=True))
     return path
 
 

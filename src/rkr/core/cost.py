@@ -195,7 +195,7 @@ def measure(model: RectifiedModel, example: Tensor | Sequence[int] | None = None
 
 def _task_cost(model: RectifiedModel, task: TaskState, network: int) -> TaskCost:
     counts = dict.fromkeys(("rectification", "scale", "norm", "statistics", "head"), 0)
-    norms = {site.path for site in model._sites if site.kind == "norm"}
+    norms = {site.path for site in model.sites if site.kind == "norm"}
     state = model._task_state(task)
     for key, tensor in state.items():
         path, _, last = key.rpartition(".")
@@ -216,7 +216,7 @@ def _task_cost(model: RectifiedModel, task: TaskState, network: int) -> TaskCost
 
 def _shared(model: RectifiedModel) -> list[Shared]:
     own: dict[int, set[str]] = {}
-    for site in model._sites:
+    for site in model.sites:
         names = {"weight", "bias"} if site.kind in ("head", "norm") else {site.weight_name, site.bias_name}
         if site.kind == "pinned" or (site.kind == "norm" and not site.affine):
             names = set()
@@ -246,12 +246,12 @@ def _multiply_adds(model: RectifiedModel, example: Tensor | Sequence[int] | None
         products, outputs = multiply_adds(model.network, example)
     finally:
         model._active.task = active
-    scaled = [s for s in model._sites if s.scaled and isinstance(s.change, Rectification)]
+    scaled = [s for s in model.sites if s.scaled and isinstance(s.change, Rectification)]
     return MultiplyAdds(
         products,
         sum(s.weight.shape[0] for s in scaled if s.kind == "conv"),
         sum(outputs.get(s.module, 0) for s in scaled),
-        sum(s.change.multiply_adds(s, outputs.get(s.module, 0)) for s in model._sites if s.kind in WEIGHTS),
+        sum(s.change.multiply_adds(s, outputs.get(s.module, 0)) for s in model.sites if s.kind in WEIGHTS),
     )
 
 

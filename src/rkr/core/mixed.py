@@ -180,10 +180,10 @@ def may_run_by_layer(model: RectifiedModel, tasks: Sequence[TaskState]) -> bool:
         return False
     if type(model.change) is not Rectification:
         return False
-    if torch.is_grad_enabled() or autocasts(_device(model)) or any(s.module.training for s in model._sites):
+    if torch.is_grad_enabled() or autocasts(_device(model)) or any(s.module.training for s in model.sites):
         return False
     linear, other = (
-        sum(s.weight.numel() for s in model._sites if s.kind in kinds) for kinds in (("linear",), ("conv", "attention"))
+        sum(s.weight.numel() for s in model.sites if s.kind in kinds) for kinds in (("linear",), ("conv", "attention"))
     )
     if options.mixed == "auto" and linear <= other:
         return False

@@ -90,7 +90,7 @@ class RectifiedModel(nn.Module):
         self.options = options
         self.head = head
         self._active = active
-        self._sites = sites
+        self.sites: Sequence[Site] = sites  # where the network computes with a task's tensors, in its order
         self._base_at_start: Any = None  # version of the base when the task that trains it was added
         self._user_requires_grad = {n: p.requires_grad for n, p in network.named_parameters()}
         self._base_known: tuple[Any, str] | None = None  # checksums and fingerprint of the base when last looked at
@@ -98,11 +98,6 @@ class RectifiedModel(nn.Module):
         self.register_load_state_dict_post_hook(_keep_what_was_loaded)  # type: ignore[no-untyped-call]
         if attach:
             self._attach()
-
-    @property
-    def sites(self) -> Sequence[Site]:
-        """The places of the network that compute with a task's tensors, in its order."""
-        return self._sites
 
     # -- tasks --------------------------------------------------------------------------------------------
 
@@ -160,7 +155,7 @@ class RectifiedModel(nn.Module):
                     stacklevel=2,
                 )
             self.freeze_base()
-        for site in self._sites:
+        for site in self.sites:
             if site.kind == "norm" and open_base:
                 continue  # the base's own normalisation is trained; freeze_base hands it to the task
             for key, tensor in site.draw().items():
@@ -212,7 +207,7 @@ class RectifiedModel(nn.Module):
             return iter(named.values())
         norms = {id(p) for s in self.network.modules() if _is_norm(s) for p in s._parameters.values()}
         base = set(self._user_requires_grad)
-        norm_paths = {s.path for s in self._sites if s.kind == "norm"}
+        norm_paths = {s.path for s in self.sites if s.kind == "norm"}
         plain: list[nn.Parameter] = []
         free: list[nn.Parameter] = []
         for key, p in named.items():
@@ -241,7 +236,7 @@ class RectifiedModel(nn.Module):
             p.requires_grad_(False)
             p.grad = None
         self._active.base_frozen = True
-        for site in self._sites:
+        for site in self.sites:
             site.keep_buffers()
         self.network.train(self.network.training)  # shared statistics go to evaluation mode
         for task in self.tasks.values():  # at most one: the task with which the base was trained
@@ -285,7 +280,7 @@ class RectifiedModel(nn.Module):
         plain = copy.deepcopy(self.network, {id(self._active): Active()})  # without the tasks
         modules = dict(plain.named_modules())
         with torch.no_grad():
-            for site in self._sites:
+            for site in self.sites:
                 module = modules[site.path]
                 layers.restore(module)
                 if site.kind == "norm":
@@ -372,14 +367,14 @@ class RectifiedModel(nn.Module):
         for module in self.network.modules():
             if layers.is_exchanged(module):
                 layers.restore(module)
-        for site in self._sites:
+        for site in self.sites:
             layers.exchange(site)
         for p in self._unused_head():
             p.requires_grad_(False)
 
     def _restore_shared(self) -> None:
         """Put buffers that all tasks share back, if anything has moved them."""
-        for site in self._sites:
+        for site in self.sites:
             site.restore_buffers()
 
     def _restore_tasks(self, tasks: Sequence[TaskState], current: str | None, frozen: bool) -> None:
@@ -481,7 +476,7 @@ class RectifiedModel(nn.Module):
                 ) from error
 
     def _head_site(self) -> Site | None:
-        return next((s for s in self._sites if s.kind == "head"), None)
+        return next((s for s in self.sites if s.kind == "head"), None)
 
     def _new_head(self, count: int, init: str) -> dict[str, Tensor]:
         site = self._head_site()
@@ -506,7 +501,7 @@ class RectifiedModel(nn.Module):
     def _norm_state(self, task: TaskState) -> dict[str, Tensor]:
         """The task's normalisation tensors; while the base is trained they are the base's own."""
         found: dict[str, Tensor] = {}
-        for site in self._sites:
+        for site in self.sites:
             if site.kind == "norm":
                 for key in site.shapes():
                     own = task.get(key)
@@ -522,7 +517,7 @@ class RectifiedModel(nn.Module):
     def _expected(self, classes: int | None) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Names, shapes and types of a task's tensors in this model."""
         found: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
-        for site in self._sites:
+        for site in self.sites:
             if site.kind == "head":
                 assert classes is not None
                 found["head.weight"] = ((classes, *site.weight.shape[1:]), site.weight.dtype)
@@ -546,11 +541,11 @@ class RectifiedModel(nn.Module):
         odd = next((k for k, v in state.items() if not isinstance(v, Tensor)), None)
         if odd is not None:
             raise UsageError(f"the network's state {odd!r} is not a tensor, so it cannot be hashed or saved")
-        own = self._head_keys() | {k for s in self._sites if s.kind == "norm" for k in s.shapes()}
+        own = self._head_keys() | {k for s in self.sites if s.kind == "norm" for k in s.shapes()}
         return {k: v for k, v in state.items() if k not in own}
 
     def _check_owner(self) -> None:
-        if self._sites and getattr(self._sites[0].module, "_rkr", None) is not self._sites[0]:
+        if self.sites and getattr(self.sites[0].module, "_rkr", None) is not self.sites[0]:
             raise UsageError(
                 "this model's network was given to another rectified model: use that one, or load this one again "
                 "with a network of its own"
@@ -561,7 +556,7 @@ def _keep_what_was_loaded(model: nn.Module, _: Any) -> None:
     """After `load_state_dict`: shared buffers are to stay as they were loaded, not as they were before."""
     assert isinstance(model, RectifiedModel)
     if model.base_frozen:
-        for site in model._sites:
+        for site in model.sites:
             site.keep_buffers()
     model.refresh()
 

@@ -142,7 +142,7 @@ class Loop:
         assert optimizer is not None
         lr = self._rate(phase, at.epoch)
         for group in optimizer.param_groups:
-            group["lr"] = lr * group.get("lr_scale", 1.0)
+            group["lr"] = lr
         trained = [p for group in optimizer.param_groups for p in group["params"]]
         learner.train()
         learner.begin_epoch(at.epoch / self._epochs(phase))
@@ -306,7 +306,7 @@ class Loop:
     def _rate(self, phase: Phase, epoch: int) -> float:
         s = self.experiment.schedule
         passed = sum(epoch >= milestone * phase.share for milestone in s.milestones)
-        return (s.lr if phase.lr is None else phase.lr) * phase.lr_factor * s.gamma**passed
+        return s.lr * phase.lr_factor * s.gamma**passed
 
     def _batches(self) -> Batches:
         """The training samples that the learner wants, in random order and augmented."""

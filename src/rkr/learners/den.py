@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -14,8 +14,9 @@ from rkr.core.sites import Site, join
 from rkr.core.widths import Space
 from rkr.errors import UsageError
 from rkr.learners.anchor import departure
-from rkr.learners.growing import Growing
+from rkr.learners.growing import Growing, over
 from rkr.learners.learner import MakeNetwork, Outcome, Phase, ReadSamples, SeenTask, evaluating
+from rkr.learners.proximal import group_norm, group_threshold, soft_threshold
 
 STAGES = ("train", "select", "retrain", "grow", "expand", "divide", "split")
 """The phases, in order: "train" is the first task's; "grow" and "divide" change the network, and train nothing."""
@@ -238,16 +239,6 @@ class Den(Growing):
             found[space.name] = torch.cat([chosen, added]) & alive[space.name]
         return found
 
-    def _sides(self, site: Site, of_units: Mapping[str, Tensor], fixed: Any) -> tuple[Tensor, Tensor]:
-        """What is known of units, for a layer's outputs (O, 1) and inputs (1, I); `fixed` for those that never grow."""
-        out, into = self.growth.spaces.out.get(site.path), self.growth.spaces.into.get(site.path)
-        rows, columns = (torch.full((n,), fixed, device=site.weight.device) for n in site.weight.shape[:2])
-        if out is not None:
-            rows = of_units[out.name]
-        if into is not None:
-            columns = of_units[into.name].repeat_interleave(into.takers[site.path])
-        return rows[:, None], columns[None]
-
     def reachable(self) -> dict[str, Tensor]:
         """By space, the units from which a path of non-zero weights leads to the task's head (section 3.2)."""
         spaces, number, alive = self.growth.spaces, self.task.number, self._alive()
@@ -281,11 +272,11 @@ class Den(Growing):
         """Which entries of a layer's weight, as (O, I), a phase trains; None: all of them."""
         if phase in ("train", "select"):
             return None
-        rows, columns = self._sides(site, self._inside(), True)
+        rows, columns = self.sides(site, self._inside(), True)
         if phase != "expand":
             return rows & columns
-        new_rows, new_columns = self._sides(site, self._new(), False)
-        alive = self._sides(site, self._alive(), True)[1]
+        new_rows, new_columns = self.sides(site, self._new(), False)
+        alive = self.sides(site, self._alive(), True)[1]
         return (new_rows & alive) | (rows & new_columns)  # what is new takes from all units, and gives to the chosen
 
     def held(self, site: Site) -> Tensor | None:
@@ -296,7 +287,7 @@ class Den(Growing):
         if self._phase in ("train", "select"):
             return None
         units = self._new() if self._phase == "expand" else self._inside()
-        return ~self._sides(site, units, self._phase != "expand")[0][:, 0]
+        return ~self.sides(site, units, self._phase != "expand")[0][:, 0]
 
     def _hold_own(self) -> None:
         """Of the head, what comes from units outside the sub-network; in "expand" all that is not of new units."""
@@ -335,11 +326,11 @@ class Den(Growing):
             return
         self.growth.grow(self.model, {space.name: _count(self.expand, space) for space in self.growth.spaces.growing})
         for site in self.layers():
-            rows, columns = self._sides(site, self._new(), False)
+            rows, columns = self.sides(site, self._new(), False)
             trained = self.trained(site, "expand")
             assert trained is not None
             absent = (rows | columns) & ~trained
-            site.weight.masked_fill_(absent.view(*absent.shape, *[1] * (site.weight.dim() - 2)), 0)
+            site.weight.masked_fill_(over(absent, site.weight), 0)
 
     def _incoming(self, space: Space) -> list[Tensor]:
         """Of all that goes into a space's new units: views whose dimension 0 counts these units."""
@@ -362,7 +353,7 @@ class Den(Growing):
         spaces, number = self.growth.spaces, self.task.number
         idle = {name: torch.zeros_like(new) for name, new in self._new().items()}
         for space in spaces.growing:
-            fed = _norm_of(self._incoming(space)) > 0
+            fed = group_norm(self._incoming(space)) > 0
             idle[space.name][len(idle[space.name]) - len(fed) :] = ~fed
         for _ in spaces.pads:  # what a shortcut brings is not 0 unless its source is
             for source, target in spaces.pads.values():
@@ -399,10 +390,10 @@ class Den(Growing):
             return
         self.growth.split(self.model, wanted)
         for site, weight, bias in self._before():
-            rows, columns = self._sides(site, self._alive(), True)
+            rows, columns = self.sides(site, self._alive(), True)
             unused = ~(rows & columns)[: weight.shape[0], : weight.shape[1]]
             now = site.weight[tuple(map(slice, weight.shape))]
-            now.copy_(torch.where(unused.view(*unused.shape, *[1] * (weight.dim() - 2)), weight, now))
+            now.copy_(torch.where(over(unused, weight), weight, now))
             if bias is not None and site.bias is not None:
                 site.bias[: len(bias)] = torch.where(rows[: len(bias), 0], site.bias[: len(bias)], bias)
 
@@ -410,9 +401,9 @@ class Den(Growing):
 
     def used(self, site: Site) -> int:
         """Of two units only those connections count of which some task knows both ends."""
-        rows, columns = self.born(site)
         dead = {space.name: self.growth.times(space)[1] for space in self.growth.spaces.growing}
-        row_ends, column_ends = self._sides(site, dead, NEVER)
+        rows, columns = self.born(site)
+        row_ends, column_ends = self.sides(site, dead, NEVER)
         known = torch.maximum(rows, columns) < torch.minimum(row_ends, column_ends)
         return int(known.sum()) * site.weight[0, 0].numel()
 
@@ -437,29 +428,3 @@ def _count(amount: float, space: Space) -> int:
 def _per_unit(links: Tensor, values: int) -> Tensor:
     """Whether an output takes anything from a unit, (O, U), from where a weight (O, U · values, ...) is not 0."""
     return links.unflatten(1, (-1, values)).flatten(2).any(2)
-
-
-def soft_threshold(weight: Tensor, threshold: float) -> None:
-    """The proximal step of L1, in place: sign(w) max(|w| - threshold, 0)."""
-    weight.copy_(torch.nn.functional.softshrink(weight, threshold))
-
-
-def _norm_of(groups: Sequence[Tensor]) -> Tensor:
-    """Euclidean norms over all that has the same place in dimension 0 of the tensors; in double, so that 0 means 0."""
-    squares = [group.double().square() for group in groups]
-    return torch.stack([s if s.dim() == 1 else s.flatten(1).sum(1) for s in squares]).sum(0).sqrt()
-
-
-def group_threshold(groups: Sequence[Tensor], threshold: float) -> Tensor:
-    """The proximal step of group lasso, in place: g max(1 - threshold / ||g||, 0); returns which groups are 0.
-
-    A group is what has the same place in dimension 0 of all the tensors.
-    """
-    norm = _norm_of(groups)
-    factor = torch.where(norm > threshold, 1 - threshold / norm, 0)
-    for group in groups:
-        group.mul_(factor.to(group.dtype).view(-1, *[1] * (group.dim() - 1)))
-    return factor == 0
-
-
-__all__ = ["Den", "group_threshold", "soft_threshold"]

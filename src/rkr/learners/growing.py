@@ -41,15 +41,22 @@ class Growing(Changed):
         """How it grows: a part of the model, so that its state is there once."""
         return cast("Growth", self.model.change)
 
-    def born(self, site: Site) -> tuple[Tensor, Tensor]:
-        """The tasks with which a layer's outputs and inputs came, in the shapes (O, 1) and (1, I)."""
+    def sides(self, site: Site, of_units: Mapping[str, Tensor], fixed: Any) -> tuple[Tensor, Tensor]:
+        """What is known of units, by space, for a layer's outputs (O, 1) and inputs (1, I).
+
+        Where they belong to no space, as pixels do, which never grow: `fixed`.
+        """
         out, into = self.growth.spaces.out.get(site.path), self.growth.spaces.into.get(site.path)
-        rows, columns = (torch.zeros(n, dtype=torch.long, device=site.weight.device) for n in site.weight.shape[:2])
+        rows, columns = (torch.full((n,), fixed, device=site.weight.device) for n in site.weight.shape[:2])
         if out is not None:
-            rows = self.growth.times(out)[0]
+            rows = of_units[out.name]
         if into is not None:
-            columns = self.growth.times(into)[0].repeat_interleave(into.takers[site.path])
+            columns = of_units[into.name].repeat_interleave(into.takers[site.path])
         return rows[:, None], columns[None]
+
+    def born(self, site: Site) -> tuple[Tensor, Tensor]:
+        """The tasks with which a layer's outputs and inputs came, as (O, 1) and (1, I)."""
+        return self.sides(site, {space.name: self.growth.times(space)[0] for space in self.growth.spaces.growing}, 0)
 
     def held(self, site: Site) -> Tensor | None:
         """Which entries of a layer's weight, as (O, I), the task at hand must not move; None: it may move all."""
@@ -69,8 +76,7 @@ class Growing(Changed):
 
     def _hold(self, parameter: Tensor, where: Tensor) -> None:
         assert isinstance(parameter, nn.Parameter)
-        where = where.view(*where.shape, *[1] * (parameter.dim() - where.dim()))
-        self._held.append((parameter, where, parameter.detach().clone()))
+        self._held.append((parameter, over(where, parameter), parameter.detach().clone()))
 
     def after_step(self) -> None:
         with torch.no_grad():
@@ -122,6 +128,11 @@ class Growing(Changed):
         of_class = values[head] // self.task.classes * head.weight[0].numel()
         classes = head._parameters["weight"].shape[0]  # of the plain network, as other methods are counted
         return found + (classes - self.task.classes) * of_class
+
+
+def over(where: Tensor, parameter: Tensor) -> Tensor:
+    """A mask of a parameter's first dimensions, for all that lies in the others."""
+    return where.view(*where.shape, *[1] * (parameter.dim() - where.dim()))
 
 
 def resize(module: nn.Module, state: Mapping[str, Any]) -> None:

@@ -77,12 +77,11 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Phase:
-    """One pass of training within a task. None: as the recipe says."""
+    """One pass of training within a task."""
 
     name: str = "train"
-    epochs: int | None = None
-    lr: float | None = None
-    share: float = 1.0  # of the recipe's epochs; its milestones move in proportion
+    epochs: int | None = None  # None: of the recipe's epochs this share, its milestones in proportion
+    share: float = 1.0
     lr_factor: float = 1.0
     same_optimizer: bool = False  # goes on with the optimiser of the phase before, which must train the same groups
 

@@ -11,7 +11,7 @@ from rkr.core.layers import convolve
 from rkr.core.sites import Site, join
 from rkr.core.state import TaskState
 from rkr.errors import UsageError
-from rkr.learners.growing import Growing
+from rkr.learners.growing import Growing, over
 from rkr.learners.learner import MakeNetwork, SeenTask
 
 LATERALS = ("linear", "adapter")
@@ -98,7 +98,7 @@ class ProgressiveNetwork(Growing):
                 absent = rows < columns  # earlier columns take nothing from later ones
                 if self.lateral == "adapter":
                     absent = absent | ((rows > columns) & bool(site.path in self.growth.spaces.into))
-                site.weight.masked_fill_(absent.view(*absent.shape, *[1] * (site.weight.dim() - 2)), 0)
+                site.weight.masked_fill_(over(absent, site.weight), 0)
                 if self.lateral == "adapter" and site.path in self.growth.spaces.into:
                     self._add_adapter(site)
         self.model.set_task(task.name)

@@ -1,0 +1,32 @@
+"""Proximal steps of penalties that bring weights to exactly 0, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def soft_threshold(weight: Tensor, threshold: float) -> None:
+    """Of L1: sign(w) max(|w| - threshold, 0)."""
+    weight.copy_(F.softshrink(weight, threshold))
+
+
+def group_threshold(groups: Sequence[Tensor], threshold: float) -> Tensor:
+    """Of group lasso: g max(1 - threshold / ||g||, 0); returns which groups are 0.
+
+    A group is what has the same place in dimension 0 of all the tensors.
+    """
+    norm = group_norm(groups)
+    factor = torch.where(norm > threshold, 1 - threshold / norm, 0)
+    for group in groups:
+        group.mul_(factor.to(group.dtype).view(-1, *[1] * (group.dim() - 1)))
+    return factor == 0
+
+
+def group_norm(groups: Sequence[Tensor]) -> Tensor:
+    """Euclidean norms of groups; in double, so that 0 means 0."""
+    squares = [group.double().square() for group in groups]
+    return torch.stack([s if s.dim() == 1 else s.flatten(1).sum(1) for s in squares]).sum(0).sqrt()
