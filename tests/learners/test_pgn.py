@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rkr
+from rkr.core.changes import Change
 from rkr.learners import METHODS
 from rkr.learners.learner import Phase, SeenTask
-from rkr.learners.pgn import ProgressiveNetwork
+from rkr.learners.pgn import Columns, ProgressiveNetwork
 
 WIDTHS = {"conv1": 16, "conv2": 32, "fc1": 128}
 RATIO = 0.2
@@ -218,6 +219,34 @@ def test_settled_normalisation() -> None:
         after["bn1.running_mean"][old:], 0.9 * before["bn1.running_mean"][old:] + 0.1 * mean.flatten()
     )
     assert int(after["bn1.num_batches_tracked"]) == int(before["bn1.num_batches_tracked"]) + 1
+
+
+@pytest.mark.parametrize("lateral", ["linear", "adapter"])
+def test_gradients_without_those_of_earlier_columns(lateral: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What learns has the gradients that it has when every unit's gradient is formed."""
+    learner = learned(2, lateral)
+    learner.begin(task(2))
+    learner.train()
+
+    def gradients() -> dict[str, Tensor]:
+        learner.zero_grad()
+        learner.loss(*batch(2, 0)).loss.backward()
+        found = {k: p.grad.clone() for k, p in learner.model.tasks["t2"].named_parameters() if p.grad is not None}
+        for site in learner.layers():
+            held = learner.held(site)
+            assert held is not None
+            assert site.weight.grad is not None
+            found[site.path] = site.weight.grad[~held].clone()
+        return found
+
+    apart = gradients()
+    assert len(apart) > len(learner.layers())
+    monkeypatch.setattr(Columns, "passed", Change.passed)
+    whole = gradients()
+    assert apart.keys() == whole.keys()
+    for key, gradient in whole.items():
+        assert bool(gradient.any())
+        torch.testing.assert_close(apart[key], gradient, rtol=1e-8, atol=1e-12)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])

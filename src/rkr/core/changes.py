@@ -60,6 +60,10 @@ class Change:
         """The layer's bias for a task."""
         return site.bias
 
+    def passed(self, site: Site, task: TaskState, x: Tensor, plain: Callable[[Tensor], Tensor]) -> Tensor:
+        """What leaves the layer; `plain` is its own forward, with the task's weight and bias."""
+        return self.output(site, task, x, plain(x))
+
     def output(self, site: Site, task: TaskState, x: Tensor, y: Tensor) -> Tensor:
         """What leaves the layer, of its input x and of y = weight * x + bias."""
         return y

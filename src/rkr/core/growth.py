@@ -9,7 +9,7 @@ space a shortcut without weights ties it to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,15 +32,13 @@ class Growth(Change, nn.Module):
         network: The plain network.
         head: Its classification layer.
         need: Who grows, for messages.
-        settled: Whether normalisation of earlier tasks' units stays as it was when a new task is trained.
     """
 
     opens_base = True
 
-    def __init__(self, network: nn.Module, head: str, need: str, settled: bool = False) -> None:
+    def __init__(self, network: nn.Module, head: str, need: str) -> None:
         super().__init__()
         self.spaces = find_spaces(network, head, need)
-        self.settled = settled
         device = next(network.parameters()).device
         for i, space in enumerate(self.spaces.growing):
             self.register_buffer(f"born{i}", torch.zeros(space.width, dtype=torch.long, device=device))
@@ -94,31 +92,6 @@ class Growth(Change, nn.Module):
 
     def bias(self, site: Site, task: TaskState) -> Tensor | None:
         return None if site.bias is None else self._cut(site, task, site.bias, False)
-
-    def normalised(self, site: Site, task: TaskState, x: Tensor, plain: Callable[[Tensor], Tensor]) -> Tensor:
-        """With `settled`, earlier tasks' units are normalised as they were, in training too, and do not learn."""
-        module: Any = site.module
-        old = self._old(site, task) if self.settled and module.training else 0
-        mean, var, weight, bias = (
-            None if t is None else t[:old].detach()
-            for t in (site.own(task, n) for n in ("running_mean", "running_var", "weight", "bias"))
-        )
-        if not old or mean is None or var is None:
-            return plain(x)
-        kept = mean.clone(), var.clone()
-        y = plain(x)
-        for moved, before in zip((mean, var), kept, strict=True):
-            moved.data.copy_(before)  # unseen by autograd, which may have kept them
-        settled = nn.functional.batch_norm(x[:, :old], mean, var, weight, bias, False, 0.0, module.eps)
-        return torch.cat([settled, y[:, old:]], 1)
-
-    def _old(self, site: Site, task: TaskState) -> int:
-        """How many of the units that a task knows are earlier tasks'; they come first."""
-        space, number = self.spaces.out.get(site.path), task.number
-        if space is None:  # channels that cannot grow, as those of the input
-            mean = site.own(task, "running_mean")
-            return len(mean) if number and mean is not None else 0
-        return int((self.times(space)[0][self.units(space, number)] < number).sum())
 
     def _cut(self, site: Site, task: TaskState, whole: Tensor, inputs: bool) -> Tensor:
         """The part of a weight or bias that a task knows; without gradients it is kept for the next time."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rkr.core.growth import Growth
 from rkr.core.layers import convolve
-from rkr.core.sites import Site, join
+from rkr.core.sites import BATCH_NORMS, Site, join
 from rkr.core.state import TaskState
 from rkr.errors import UsageError
 from rkr.learners.growing import Growing, over
@@ -26,8 +28,60 @@ class Columns(Growth):
     """
 
     def __init__(self, network: nn.Module, head: str, need: str) -> None:
-        super().__init__(network, head, need, settled=True)
+        super().__init__(network, head, need)
         self.columns: list[TaskState] = []  # the tasks in order, which the model keeps
+        self._units = slice(None)  # of a layer: those that are computed now
+
+    # In training the units of earlier columns are computed apart, without gradients, which nothing of them needs; and
+    # their normalisation is that of their own task.
+
+    def passed(self, site: Site, task: TaskState, x: Tensor, plain: Callable[[Tensor], Tensor]) -> Tensor:
+        old = self._old(site, task)
+        if not old or not torch.is_grad_enabled():
+            return super().passed(site, task, x, plain)
+        earlier = self._of(slice(None, old), plain, x.detach()).detach()
+        own = self._of(slice(old, None), plain, x)
+        return self.output(site, task, x, torch.cat([earlier, own], -1 if site.kind == "linear" else 1))
+
+    def normalised(self, site: Site, task: TaskState, x: Tensor, plain: Callable[[Tensor], Tensor]) -> Tensor:
+        old, module = self._old(site, task), site.module
+        names = ("running_mean", "running_var", "weight", "bias")
+        if not old or not module.training or site.own(task, names[0]) is None:
+            return plain(x)
+        assert isinstance(module, BATCH_NORMS)
+        with torch.no_grad():
+            mean, var, weight, bias = (None if t is None else t[:old] for t in (site.own(task, n) for n in names))
+            settled = F.batch_norm(x[:, :old], mean, var, weight, bias, False, 0.0, module.eps)
+        if old == x.shape[1]:
+            return settled
+        return torch.cat([settled, self._of(slice(old, None), plain, x[:, old:])], 1)
+
+    def _of(self, units: slice, plain: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """A layer's own forward for some of its units."""
+        self._units = units
+        try:
+            return plain(x)
+        finally:
+            self._units = slice(None)
+
+    def _old(self, site: Site, task: TaskState) -> int:
+        """How many units of a layer are earlier columns'. They come first."""
+        space = self.spaces.out.get(site.path)
+        if space is not None:
+            return int((self.times(space)[0] < task.number).sum()) if task.number else 0
+        mean = site.own(task, "running_mean")  # of channels that cannot grow, as those of the input
+        return len(mean) if task.number and mean is not None else 0
+
+    def weight(self, site: Site, task: TaskState) -> Tensor:
+        return super().weight(site, task)[self._units]
+
+    def bias(self, site: Site, task: TaskState) -> Tensor | None:
+        bias = super().bias(site, task)
+        return None if bias is None else bias[self._units]
+
+    def norm(self, site: Site, task: TaskState, name: str) -> Tensor | None:
+        tensor = super().norm(site, task, name)
+        return tensor[self._units] if tensor is not None and tensor.dim() else tensor
 
     def output(self, site: Site, task: TaskState, x: Tensor, y: Tensor) -> Tensor:
         space = self.spaces.out.get(site.path)

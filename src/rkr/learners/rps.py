@@ -12,16 +12,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from rkr.core.cost import multiply_adds
 from rkr.core.graph import norm_after, traced
 from rkr.core.sites import BATCH_NORMS, weight_kind
+from rkr.core.state import version_key
 from rkr.errors import UsageError
 from rkr.learners.learner import Capacity, MakeNetwork, Outcome, ReadSamples, SeenTask
 from rkr.learners.rehearsing import Rehearsing, task_and_class
@@ -32,6 +35,8 @@ EXEMPLARS = ("random", "herding")
 class Parallel(nn.Module):
     """Modules in the place of one layer. Their outputs are added: sum_m BN_m(W_m x + b_m).
 
+    Finished modules are linear, so all of them together are one layer, and cost no more.
+
     Args:
         first: Module 0, the network's own layer, and the batch normalisation behind it if there is one.
     """
@@ -40,6 +45,7 @@ class Parallel(nn.Module):
         super().__init__()
         self.branches = nn.ModuleDict({"0": nn.Sequential(*first)})  # those on a path, in the order of the paths
         self.finished: set[str] = set()  # those that stay as they are
+        self._folded: tuple[Any, list[nn.Module]] = (None, [])  # these as one layer; a list, as it is no part of this
 
     def finish(self, modules: set[str]) -> None:
         """Freeze these modules, and no others."""
@@ -56,11 +62,44 @@ class Parallel(nn.Module):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        first, *others = self.branches.values()
+        first, *others = self._parts()
         y: Tensor = first(x)
-        for branch in others:
-            y = y + branch(x)
+        for part in others:
+            y = y + part(x)
         return y
+
+    def _parts(self) -> list[nn.Module]:
+        """What to add: modules, those that are finished as one."""
+        fixed = [cast("nn.Sequential", self.branches[n]) for n in self.branches if n in self.finished]
+        if len(fixed) < 2 or not all(map(_is_linear, fixed)):
+            return list(self.branches.values())
+        key = [version_key(t) for branch in fixed for t in (*branch.parameters(), *branch.buffers())]
+        if self._folded[0] != key:
+            self._folded = key, [_fold(fixed)]
+        return self._folded[1] + [branch for n, branch in self.branches.items() if n not in self.finished]
+
+
+def _is_linear(branch: nn.Sequential) -> bool:
+    """Whether a module that no longer learns is a linear function."""
+    norms: Any = branch[1:]
+    return all(isinstance(p, nn.modules.batchnorm._BatchNorm) and p.running_var is not None for p in norms)
+
+
+@torch.no_grad()
+def _fold(branches: Sequence[nn.Sequential]) -> nn.Module:
+    """One layer that puts out the sum of what the modules do, statistics of their normalisation fixed."""
+    layers: list[Any] = []
+    for branch in branches:
+        layer, *norms = list(branch)
+        fuse: Any = fuse_linear_bn_eval if isinstance(layer, nn.Linear) else fuse_conv_bn_eval
+        layers.append(fuse(layer, *norms) if norms else deepcopy(layer))
+    total, *others = layers
+    for layer in others:
+        total.weight += layer.weight
+        if total.bias is not None:
+            total.bias += layer.bias
+    folded: nn.Module = total.requires_grad_(False)
+    return folded
 
 
 class RpsNet(Rehearsing):
@@ -117,10 +156,14 @@ class RpsNet(Rehearsing):
         super().__init__(make, head, memory=memory)
         self.count, self.jump, self.candidates, self.reuse = modules, jump, candidates, reuse
         self.exemplars, self.rigidity, self.temperature = exemplars, rigidity, temperature
-        self._layers = layers_and_norms(make(), head)
+        plain = make()
+        self._layers = layers_and_norms(plain, head)
         for layer, norm in self._layers.items():
             _put_parallel(self.network, layer, norm)
-        self._macs = self._body_macs()
+        shape, self._macs = getattr(plain, "input_shape", None), [0] * len(self._layers)
+        if shape is not None:
+            values, layers = multiply_adds(plain, shape)[1], [plain.get_submodule(layer) for layer in self._layers]
+            self._macs = [values[layer] * cast("Tensor", layer.weight)[0].numel() for layer in layers]  # of a module
 
     # -- paths --------------------------------------------------------------------------------------------
 
@@ -218,8 +261,9 @@ class RpsNet(Rehearsing):
         kept, macs = super().capacity(), self._plain.multiply_adds
         branches = [b for layer in self._parallel(self.network) for b in list(layer.branches.values())[1:]]
         more = sum(p.numel() for branch in branches for p in branch.parameters())
-        if macs is not None and self._macs is not None:
-            macs += (self._body_macs() or 0) - self._macs
+        if macs is not None:
+            for layer, of_module in zip(self._parallel(self.network), self._macs, strict=True):
+                macs += (len(layer.branches) - 1) * of_module
         return Capacity(kept.parameters + more, kept.network, kept.bytes, macs)
 
     def notes(self) -> dict[str, Any]:
@@ -291,17 +335,6 @@ class RpsNet(Rehearsing):
                     branches[number] = nn.Sequential(*parts).train(parallel.training)
             parallel.branches = nn.ModuleDict(branches)
             parallel.finish({str(path[i]) for path in paths[:finished]})
-
-    def _body_macs(self) -> int | None:
-        """Multiply-adds of the network without its head."""
-        shape = getattr(self.network, "input_shape", None)
-        if shape is None:
-            return None
-        self.heads.bare = True
-        try:
-            return multiply_adds(self.network, shape)[0]
-        finally:
-            self.heads.bare = False
 
 
 def layers_and_norms(network: nn.Module, head: str) -> dict[str, str | None]:
