@@ -1,4 +1,4 @@
-"""`make bench`: all measurements, or the ones named (steps, serving, growth, memory, epochs, workers,
+"""`make bench`: all measurements, or the ones named (steps, serving, growth, memory, epochs, workers, methods,
 zeroshot, fisher)."""
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import epochs
 import fisher
 import growth
 import memory
+import methods
 import serving
 import steps
 import torch
@@ -27,6 +28,7 @@ SECTIONS = {
     "memory": memory.run,
     "epochs": epochs.run,
     "workers": epochs.workers,
+    "methods": methods.run,
     "zeroshot": zeroshot.run,
     "fisher": fisher.run,
 }

@@ -115,12 +115,12 @@ def _print_names(found: dict[str, dict[str, str]]) -> None:
 @app.command()
 def cost(
     network: Annotated[str, typer.Argument(help="A network, as `rkr list` names them.")],
-    rank: Annotated[int | None, typer.Option(help="K. The method's own (2) by default.")] = None,
+    rank: Annotated[int | None, typer.Option(help="K. The method's own by default: 2 for rkr.")] = None,
     tasks: Annotated[int, typer.Option(help="How many tasks.")] = 10,
     classes: Annotated[
         int | None, typer.Option(help="Classes of all tasks together; the network's by default.")
     ] = None,
-    method: Annotated[str, typer.Option(help="Any method of `rkr list`.")] = "rkr",
+    method: Annotated[str, typer.Option(help="A method of `rkr list`, but not one for zero-shot tasks only.")] = "rkr",
     stem: Annotated[str | None, typer.Option(help="Of resnet18: cifar or imagenet.")] = None,
     input_: Annotated[str | None, typer.Option("--input", help="Shape of an image, such as 3,32,32.")] = None,
     json_: Json = False,
@@ -211,7 +211,8 @@ def run(
     ] = None,
     orders: Annotated[int | None, typer.Option(help="How many of the recipe's orders of tasks. 1 by default.")] = None,
     order: Annotated[
-        str | None, typer.Option(help="Which orders, separated by commas: seeds, A to E, or fixed.")
+        str | None,
+        typer.Option(help="Which orders, separated by commas: seeds, A to E, fixed, or first-CUB and the like."),
     ] = None,
     data: Annotated[str | None, typer.Option(help="Where data sets lie. $RKR_DATA or the user's cache else.")] = None,
     out: Annotated[Path, typer.Option(help="Where results go.")] = Path("runs"),

@@ -26,6 +26,18 @@ def test_the_figure_of_the_readme_is_made_of_the_committed_files() -> None:
         assert committed == made
 
 
+def test_options_that_are_not_the_defaults_are_told(tmp_path: Path) -> None:
+    shutil.copytree(RESULTS / "digits", tmp_path / "digits")
+    assert "Options other than" not in page(find_results(tmp_path))
+    about = tmp_path / "digits" / "rkr" / "fixed" / "run.json"
+    found = json.loads(about.read_text())
+    found["settings"]["options"] |= {"rank": 3, "layout": "reshape"}
+    about.write_text(json.dumps(found))
+    assert "\nOptions other than the methods' defaults: rkr: rank = 3, layout = reshape.\n" in page(
+        find_results(tmp_path)
+    )
+
+
 def test_complete_and_open_runs(tmp_path: Path) -> None:
     for method in ("rkr", "finetune"):
         shutil.copytree(RESULTS / "digits" / method, tmp_path / "digits" / method)

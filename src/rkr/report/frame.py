@@ -45,7 +45,7 @@ def results(root: str | os.PathLike[str], *more: str | os.PathLike[str]) -> pd.D
     try:
         import pandas as pd
     except ImportError:
-        raise UsageError("rkr.results needs pandas: pip install pandas, or install rkr[pandas]") from None
+        raise UsageError("rkr.results needs pandas: pip install pandas") from None
 
     found = scan(root, *more)
     damaged = [item for item in found.skipped if item.reason != BEGUN]

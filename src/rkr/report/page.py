@@ -14,9 +14,10 @@ from statistics import median
 from typing import Any
 
 from rkr.errors import RkrError, UsageError
+from rkr.learners import METHODS, ZERO_SHOT_METHODS
 from rkr.recipes import Recipe, load_recipe
 from rkr.report.metrics import Spread
-from rkr.report.results import Result, by_recipe, comparable, find_results
+from rkr.report.results import Result, by_recipe, comparable, find_results, flat_options
 from rkr.report.tables import summarise, summary_cells, zero_shot_cells
 
 INTRODUCTION = """\
@@ -41,7 +42,7 @@ def _section(name: str, runs: Sequence[Result]) -> str:
     settings = runs[0].settings
     recipe = _recipe(settings)
     training, network = settings["training"], settings["network"]
-    augment = ", ".join(f"{key} {value}" for key, value in training["augment"].items() if value) or "none"
+    augment = ", ".join(k if v is True else f"{k} {v}" for k, v in training["augment"].items() if v) or "none"
     lines = [f"## {name}", "", f"{recipe.title}. {recipe.about}.", ""]
     lines.append(
         f"{len(runs[0].tasks)} tasks, {network['name']}; {training['epochs']} epochs a task, {training['optimizer']} "
@@ -50,7 +51,8 @@ def _section(name: str, runs: Sequence[Result]) -> str:
         f"augmentation: {augment}; seed {training['seed']}."
     )
     if training["epochs"] != recipe.training.epochs:
-        lines += ["", f"Not the paper's schedule of {recipe.training.epochs} epochs: its numbers are not comparable."]
+        schedule = f"Not the paper's schedule of {recipe.training.epochs} epochs"
+        lines += ["", f"{schedule}: its numbers stand beside ours for the order of the methods only."]
     summaries = summarise(runs, recipe.published_numbers())
     if summaries:
         cells = summary_cells(summaries)
@@ -76,9 +78,22 @@ def _section(name: str, runs: Sequence[Result]) -> str:
     open_runs = [f"{run.method} {run.label} ({run.done} of {len(run.tasks)} tasks)" for run in runs if not run.finished]
     if open_runs:
         lines += ["", f"Not complete, and so in no average: {', '.join(open_runs)}."]
-    lines += _times(runs)
+    lines += _options(runs) + _times(runs)
     lines += ["", f"Machine: {', '.join(sorted({_machine(run) for run in runs}))}.", ""]
     return "\n".join(lines)
+
+
+def _options(runs: Sequence[Result]) -> list[str]:
+    """The options that are not the methods' defaults, of each method's first run."""
+    said, methods = {}, ZERO_SHOT_METHODS if runs[0].measure == "H" else METHODS
+    for run in runs:
+        method = methods.get(run.settings["method"])
+        if method is not None and run.method not in said:
+            usual = flat_options(method.options)
+            options = flat_options(run.settings.get("options") or {}).items()
+            said[run.method] = [f"{name} = {value}" for name, value in options if value != usual.get(name, value)]
+    changed = "; ".join(f"{method}: {', '.join(found)}" for method, found in said.items() if found)
+    return ["", f"Options other than the methods' defaults: {changed}."] if changed else []
 
 
 def _times(runs: Sequence[Result]) -> list[str]:
@@ -91,7 +106,8 @@ def _times(runs: Sequence[Result]) -> list[str]:
         return []
     whole = median(seconds["rkr"])
     said = ", ".join(f"{method} {median(found) / whole:.1f}" for method, found in seconds.items() if method != "rkr")
-    return ["", f"Training time of all tasks, RKR's ({whole / 60:.0f} minutes) being 1: {said}. The machine is shared."]
+    spent = f"{whole:.0f} seconds" if whole < 120 else f"{whole / 60:.0f} minutes"
+    return ["", f"Training time of all tasks, RKR's ({spent}) being 1: {said}. The machine is shared."]
 
 
 def _recipe(settings: Mapping[str, Any]) -> Recipe:
@@ -134,7 +150,8 @@ def _commit(run: Result) -> str:
 
 def _machine(run: Result) -> str:
     machine = _about(run).get("machine", {})
-    return f"{machine.get('processor', 'unknown')}, {machine.get('threads', '?')} thread(s) a run"
+    threads = machine.get("threads", "?")
+    return f"{machine.get('processor', 'unknown')}, {threads} thread{'' if threads == 1 else 's'} a run"
 
 
 def _table(header: Sequence[str], rows: Any) -> list[str]:

@@ -267,7 +267,7 @@ def named_apart(results: Sequence[Result]) -> list[Result]:
 
 def _names(runs: Sequence[Result]) -> list[str]:
     """What the runs of a method are called, by their options."""
-    of_runs = [_flat(run.settings.get("options") or {}) for run in runs]
+    of_runs = [flat_options(run.settings.get("options") or {}) for run in runs]
     values: dict[str, set[str]] = {}
     for options in of_runs:
         for option, value in options.items():
@@ -282,12 +282,12 @@ def _names(runs: Sequence[Result]) -> list[str]:
     return names
 
 
-def _flat(options: Mapping[str, Any], above: str = "") -> dict[str, str]:
+def flat_options(options: Mapping[str, Any], above: str = "") -> dict[str, str]:
     """Options within options by their path, such as "classifier.lr", the values as JSON; texts as they are."""
     flat: dict[str, str] = {}
     for name, value in options.items():
         if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{above}{name}.")
+            flat |= flat_options(value, f"{above}{name}.")
         else:
             flat[f"{above}{name}"] = value if isinstance(value, str) else canonical(value)
     return flat
