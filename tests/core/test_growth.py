@@ -11,10 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rkr
+from rkr.core.changes import Change
 from rkr.core.growth import NEVER, SLOTS, Growth, cut, layout_of
 from rkr.core.model import RectifiedModel
 from rkr.core.options import Options
 from rkr.core.widths import Spaces, find_spaces
+from rkr.errors import UsageError
 from rkr.learners.growing import Growing
 from rkr.learners.learner import SeenTask
 from rkr.networks.resnet import ResNet, ZeroPad
@@ -170,6 +172,31 @@ def test_a_clear_word_where_channels_cannot_be_seen(name: str) -> None:
     with pytest.raises(rkr.UsageError, match=f"This method.*{message}") as raised:
         spaces_of(Net(forward), head)
     assert "\n" not in str(raised.value)
+
+
+def test_instance_norm_is_refused() -> None:
+    network = rkr.networks.small_cnn()
+    network.bn1 = nn.InstanceNorm2d(16, affine=True)  # type: ignore[assignment]
+    with pytest.raises(UsageError, match=r"^This method: 'bn1' is an InstanceNorm, which knows one width only$"):
+        spaces_of(network)
+
+
+class Dropping(ResNet):
+    """Zero-padded shortcuts, and dropout as a function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(super().forward(x), 0.5, self.training)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_dropout_follows_the_mode(mode: bool) -> None:
+    network = Dropping((1, 1), (3, 5), 9, shortcut=ZeroPad)
+    model = RectifiedModel(network, Options(bn="per_task"), "fc", change=Growth(network, "fc", "This method"))
+    model.add_task("a", 4)
+    model.train(mode)
+    x = torch.randn(3, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(model(x), model(x)) is not mode
 
 
 def test_a_network_must_tell_the_shape_of_its_input() -> None:
@@ -557,3 +584,33 @@ def test_capacity_counts_a_wider_network() -> None:
     found = learner.capacity()
     assert (found.parameters, found.network) == (plain + layers + norms + heads, plain)
     assert found.multiply_adds == 64 * 27 * a + 64 * 9 * a * b + 16 * b * c + 6 * c  # with the plain network's classes
+
+
+def test_changed_convolutions_with_strides_and_few_channels() -> None:
+    """They go the way around torch's write out of bounds, so the gradient of the weight is right."""
+
+    class Open(Change):
+        opens_base = True
+
+    network = nn.Sequential(nn.Conv2d(4, 8, 1, stride=2), nn.Flatten(), nn.Linear(8 * 16, 3))
+    model = RectifiedModel(network, Options(), "2", change=Open())
+    model.add_task("a", 3)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model.train()
+    x = torch.randn(6, 4, 8, 8).contiguous(memory_format=torch.channels_last)
+    conv = next(site for site in model.sites if site.kind == "conv")
+    gradient = torch.autograd.grad(model(x).square().sum(), conv.weight)[0]
+    weight = conv.weight.detach().double().requires_grad_()
+    head = [model.tasks["a"].get(f"head.{name}").double() for name in ("weight", "bias")]  # type: ignore[union-attr]
+    y = F.linear(F.conv2d(x.double(), weight, conv.bias.double(), stride=2).flatten(1), *head)  # type: ignore[union-attr]
+    torch.testing.assert_close(
+        gradient.double(), torch.autograd.grad(y.square().sum(), weight)[0], rtol=1e-4, atol=1e-5
+    )
+    nodes, seen = [model(x).grad_fn], set()
+    while nodes:
+        node = nodes.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            nodes += [parent for parent, _ in node.next_functions]
+    strides = [getattr(node, "_saved_stride", None) for node in seen if node.name() == "ConvolutionBackward0"]
+    assert strides == [(1, 1)]  # the pixels were picked before

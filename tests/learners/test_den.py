@@ -480,6 +480,28 @@ def test_idle_new_units_are_dropped_and_nothing_changes(mode: bool) -> None:
     assert other.growth.widths(2) == {"conv1": 7, "conv2": 7, "fc1": 9}
 
 
+class Bent(Tiny):
+    """Where nothing goes in, something comes out."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.bn2(self.conv2(torch.sigmoid(self.bn1(self.conv1(x)))))), 2)
+        return self.fc(F.softplus(self.fc1(x.flatten(1))))
+
+
+def test_units_that_are_never_zero_are_not_dropped() -> None:
+    learner = made(Bent, split=0)
+    learn(learner, 0)
+    learn(learner, 1, until="expand")
+    with torch.no_grad():
+        for space in learner.growth.spaces.growing:
+            for group in learner._incoming(space):
+                group.zero_()
+    widths, before = learner.growth.widths(1), answers(learner, 1)
+    learner._drop()
+    assert learner.growth.widths(1) == widths
+    assert torch.equal(answers(learner, 1), before)
+
+
 def test_a_unit_that_a_shortcut_feeds_is_not_idle() -> None:
     """Stage 2 adds the channels of stage 1 to its own: its new unit stays while the one that is added to it does."""
     learner = made(residual, l1=0.0, group_lasso=1e-3)

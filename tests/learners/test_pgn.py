@@ -390,6 +390,50 @@ def test_channels_that_cannot_grow(name: str, lateral: str) -> None:
     assert found.parameters == found.network + more
 
 
+def test_gradients_of_the_input_in_evaluation() -> None:
+    """They go through earlier columns as well: what is cut off in training is cut off there only."""
+    learner = learned(3)
+    learner.model.set_task("t2")
+    x = batch(2)[0].requires_grad_()
+    (found,) = torch.autograd.grad(learner.model(x)[:, 0].sum(), x)
+    step = torch.zeros_like(x)
+    step[3, 0, 1, 2] = 1e-6
+    with torch.no_grad():
+        change = learner.model(x + step)[:, 0].sum() - learner.model(x - step)[:, 0].sum()
+    assert float(found[3, 0, 1, 2]) == pytest.approx(float(change) / 2e-6, rel=1e-5)
+
+
+def test_normalisation_without_statistics_of_earlier_columns_stays() -> None:
+    def untracked() -> nn.Module:
+        network = rkr.networks.small_cnn(classes=6, size=4).double()
+        for name, width in (("bn1", 16), ("bn2", 32)):
+            setattr(network, name, nn.BatchNorm2d(width, track_running_stats=False).double())
+        return network
+
+    torch.manual_seed(0)
+    learner = METHODS["pgn"].build(untracked, "fc", ratio=RATIO)
+    assert isinstance(learner, ProgressiveNetwork)
+    for number in range(2):
+        learner.begin(task(number))
+        before = {k: v.clone() for k, v in learner.model.tasks[f"t{number}"].state_dict().items()}
+        train(learner)
+    after = learner.model.tasks["t1"].state_dict()
+    for norm, width in (("bn1", 16), ("bn2", 32)):
+        for key in (f"{norm}.weight", f"{norm}.bias"):
+            assert torch.equal(after[key][:width], before[key][:width])
+            assert not torch.equal(after[key][width:], before[key][width:])
+
+
+def test_adapters_are_counted() -> None:
+    """V at every pixel that goes in, U at every one that comes out: 4x4 pixels and 2x2 of them after pooling."""
+    adds = [learned(2, lateral).capacity().multiply_adds for lateral in ("linear", "adapter")]
+    assert adds[0] is not None
+    a, b, c = LATER["conv1"], LATER["conv2"], LATER["fc1"]
+    more = 16 * (a * 16 + b * a * 9)  # of conv2, whose maps are 4x4
+    more += b * 4 * WIDTHS["conv2"] + c * b  # of fc1
+    assert adds[1] == adds[0] + more
+
+
 def test_bad_options() -> None:
     with pytest.raises(rkr.UsageError, match="ratio must be above 0 and at most 1, not 0"):
         METHODS["pgn"].build(make, "fc", ratio=0)

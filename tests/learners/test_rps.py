@@ -291,6 +291,19 @@ def test_the_network_of_before_answers_as_it_did() -> None:
     assert not torch.allclose(learner.logits(x)[:, :5], before)
 
 
+def test_training_after_inference_mode() -> None:
+    """What was folded without gradients serves with them."""
+    learner = built(jump=1)
+    for number in range(2):
+        learn(learner, number)
+    learner.begin(tasks()[2])
+    learner.eval()
+    with torch.inference_mode():
+        learner.logits(samples(tasks()[0])[0])
+    steps(learner, 1)
+    assert len(layer(learner, "conv1")._parts()) == 2 < len(layer(learner, "conv1").branches)
+
+
 def test_candidates_are_different_paths_through_unused_modules() -> None:
     learner = built(jump=1, modules=4, candidates=5)
     learner.begin(tasks()[0])

@@ -9,10 +9,12 @@ space a shortcut without weights ties it to.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from rkr.core.changes import Change
@@ -325,6 +327,14 @@ class _Runner(fx.Interpreter):
             return super().run_node(n)
         (x, *_), _ = self.fetch_args_kwargs_from_env(n)
         return self._growth.carry(x, *ends, self._number)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is not F.dropout:
+            return super().call_function(target, args, kwargs)
+        bound = inspect.signature(F.dropout).bind(*args, **kwargs)
+        if "training" in bound.arguments:  # the graph has the mode in which it was traced
+            bound.arguments["training"] = self.module.training
+        return F.dropout(*bound.args, **bound.kwargs)
 
 
 def cut(whole: Tensor, picked: Sequence[Tensor]) -> Tensor:

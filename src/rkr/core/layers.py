@@ -223,7 +223,12 @@ class _Changed(_Exchanged):
         site, task = self._rkr, _task_at(self._rkr)
         check_input(site, x)
         plain = super().forward  # type: ignore[misc]
+        if is_plain_conv(original_class(cast("nn.Module", self))):
+            plain = self._convolve
         return plain(x) if task is None else site.change.passed(site, task, x, plain)
+
+    def _convolve(self, x: Tensor) -> Tensor:
+        return convolve(cast("nn.Conv2d", self), x, self.weight, self.bias)
 
 
 class _Attention(_Exchanged):
@@ -365,10 +370,17 @@ def exchange(site: Site) -> None:
     elif site.kind == "linear":
         mixin = _Linear if cls.forward is nn.Linear.forward else _MergedWeight
     else:
-        plain = any(cls.forward is conv.forward and cls._conv_forward is conv._conv_forward for conv in CONVS)
-        mixin = _Conv if plain else _MergedWeight
+        mixin = _Conv if is_plain_conv(cls) else _MergedWeight
     module._rkr = site
     module.__class__ = exchanged_class(mixin, cls)
+
+
+def is_plain_conv(cls: Any) -> bool:
+    """Whether a class computes as torch's convolutions do."""
+    return any(
+        issubclass(cls, conv) and cls.forward is conv.forward and cls._conv_forward is conv._conv_forward
+        for conv in CONVS
+    )
 
 
 def restore(module: nn.Module) -> None:

@@ -50,6 +50,7 @@ class Spaces:
         into: Space of each layer's inputs, for the growing ones.
         pads: Where a shortcut appends zeros: the graph's node, the space before and the one after.
         graph: The network's graph.
+        keeps_zero: Whether a unit that nothing goes into puts out 0.
     """
 
     growing: tuple[Space, ...]
@@ -57,6 +58,7 @@ class Spaces:
     into: dict[str, Space]
     pads: dict[fx.Node, tuple[Space, Space]]
     graph: fx.Graph
+    keeps_zero: bool
 
 
 _SAME = {
@@ -68,6 +70,7 @@ _SAME = {
     *(torch.relu, torch.tanh, torch.sigmoid, operator.getitem),
 }
 _SAME_METHODS = {"relu", "tanh", "sigmoid", "contiguous", "mean", "to", "float", "double", "half", "bfloat16"}
+_NOT_ZERO = {F.softplus, torch.sigmoid, "sigmoid", nn.Sigmoid}  # of 0
 _JOINING = {operator.add, operator.iadd, operator.mul, torch.add, torch.mul}
 _FLATTENING = {torch.flatten, "flatten"}
 _SAME_MODULES = (
@@ -182,6 +185,8 @@ class _Finder(fx.Interpreter):
                 self._fixed.add(made)
             self._at[n] = made, 1
         elif isinstance(module, BATCH_NORMS):
+            if isinstance(module, nn.modules.instancenorm._InstanceNorm):
+                raise UsageError(f"{self._need}: {path!r} is an InstanceNorm, which knows one width only")
             self._found.append(("norm", path, space, values))
             self._at[n] = space, values
         elif isinstance(module, nn.Flatten) and module.start_dim == 1 and module.end_dim == -1:
@@ -240,7 +245,9 @@ class _Finder(fx.Interpreter):
                 self._refuse(node)
             else:
                 pads[node] = ends[0], ends[1]
-        return Spaces(tuple(spaces.values()), out, into, pads, self.graph)
+        calls = ((n, self.fetch_attr(str(n.target))) if n.op == "call_module" else (n, None) for n in self.graph.nodes)
+        keeps_zero = not any(n.target in _NOT_ZERO or type(module) in _NOT_ZERO for n, module in calls)
+        return Spaces(tuple(spaces.values()), out, into, pads, self.graph, keeps_zero)
 
 
 def _of_pixels(n: fx.Node, dims: int) -> bool:

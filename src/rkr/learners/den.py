@@ -16,7 +16,7 @@ from rkr.errors import UsageError
 from rkr.learners.anchor import departure
 from rkr.learners.growing import Growing, over
 from rkr.learners.learner import MakeNetwork, Outcome, Phase, ReadSamples, SeenTask, evaluating
-from rkr.learners.proximal import group_norm, group_threshold, soft_threshold
+from rkr.learners.proximal import finest, group_norm, group_threshold, soft_threshold
 
 STAGES = ("train", "select", "retrain", "grow", "expand", "divide", "split")
 """The phases, in order: "train" is the first task's; "grow" and "divide" change the network, and train nothing."""
@@ -351,6 +351,8 @@ class Den(Growing):
     def _drop(self) -> None:
         """Take away new units into which nothing goes: they are 0, which is what they gave to others."""
         spaces, number = self.growth.spaces, self.task.number
+        if not spaces.keeps_zero:
+            return
         idle = {name: torch.zeros_like(new) for name, new in self._new().items()}
         for space in spaces.growing:
             fed = group_norm(self._incoming(space)) > 0
@@ -369,7 +371,7 @@ class Den(Growing):
     def drift(self) -> dict[str, Tensor]:
         """By space, how far the weights into each unit have moved since the task began: ρ (Algorithm 4)."""
         alive = self._alive()
-        squares = {name: units.new_zeros(len(units), dtype=torch.double) for name, units in alive.items()}
+        squares = {name: units.new_zeros(len(units), dtype=finest(units.device)) for name, units in alive.items()}
         for site, weight, _ in self._before():
             out = self.growth.spaces.out.get(site.path)
             if out is not None:

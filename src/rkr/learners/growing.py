@@ -124,6 +124,7 @@ class Growing(Changed):
         self.model.set_task(self.task.name)
         network = self.model.network
         found, values = multiply_adds(network, shape, self.model)
+        found += sum(site.change.multiply_adds(site, values.get(site.module, 0)) for site in self.layers())
         head: Any = network.get_submodule(self.head)
         of_class = values[head] // self.task.classes * head.weight[0].numel()
         classes = head._parameters["weight"].shape[0]  # of the plain network, as other methods are counted

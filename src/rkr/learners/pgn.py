@@ -12,6 +12,7 @@ from rkr.core.growth import Growth
 from rkr.core.layers import convolve
 from rkr.core.sites import BATCH_NORMS, Site, join
 from rkr.core.state import TaskState
+from rkr.core.widths import Space
 from rkr.errors import UsageError
 from rkr.learners.growing import Growing, over
 from rkr.learners.learner import MakeNetwork, SeenTask
@@ -36,25 +37,33 @@ class Columns(Growth):
     # their normalisation is that of their own task.
 
     def passed(self, site: Site, task: TaskState, x: Tensor, plain: Callable[[Tensor], Tensor]) -> Tensor:
-        old = self._old(site, task)
-        if not old or not torch.is_grad_enabled():
+        if not task.number or not site.module.training:
             return super().passed(site, task, x, plain)
-        earlier = self._of(slice(None, old), plain, x.detach()).detach()
-        own = self._of(slice(old, None), plain, x)
-        return self.output(site, task, x, torch.cat([earlier, own], -1 if site.kind == "linear" else 1))
+        space = self.spaces.out.get(site.path)
+        old = self._old(space, task)
+        y = self._of(slice(None, old), plain, x.detach()).detach()
+        if space is not None:
+            y = torch.cat([y, self._of(slice(old, None), plain, x)], -1 if site.kind == "linear" else 1)
+        return self.output(site, task, x, y)
 
     def normalised(self, site: Site, task: TaskState, x: Tensor, plain: Callable[[Tensor], Tensor]) -> Tensor:
-        old, module = self._old(site, task), site.module
-        names = ("running_mean", "running_var", "weight", "bias")
-        if not old or not module.training or site.own(task, names[0]) is None:
+        module = site.module
+        if not task.number or not module.training:
             return plain(x)
         assert isinstance(module, BATCH_NORMS)
+        space = self.spaces.out.get(site.path)
+        old = self._old(space, task)
+        names = ("running_mean", "running_var", "weight", "bias")
         with torch.no_grad():
             mean, var, weight, bias = (None if t is None else t[:old] for t in (site.own(task, n) for n in names))
-            settled = F.batch_norm(x[:, :old], mean, var, weight, bias, False, 0.0, module.eps)
-        if old == x.shape[1]:
+            settled = F.batch_norm(x[:, :old], mean, var, weight, bias, mean is None, 0.0, module.eps)
+        if space is None:
             return settled
         return torch.cat([settled, self._of(slice(old, None), plain, x[:, old:])], 1)
+
+    def _old(self, space: Space | None, task: TaskState) -> int | None:
+        """How many units are earlier columns'. They come first. None: all, as they cannot grow."""
+        return None if space is None else int((self.times(space)[0] < task.number).sum())
 
     def _of(self, units: slice, plain: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """A layer's own forward for some of its units."""
@@ -63,14 +72,6 @@ class Columns(Growth):
             return plain(x)
         finally:
             self._units = slice(None)
-
-    def _old(self, site: Site, task: TaskState) -> int:
-        """How many units of a layer are earlier columns'. They come first."""
-        space = self.spaces.out.get(site.path)
-        if space is not None:
-            return int((self.times(space)[0] < task.number).sum()) if task.number else 0
-        mean = site.own(task, "running_mean")  # of channels that cannot grow, as those of the input
-        return len(mean) if task.number and mean is not None else 0
 
     def weight(self, site: Site, task: TaskState) -> Tensor:
         return super().weight(site, task)[self._units]
@@ -82,6 +83,17 @@ class Columns(Growth):
     def norm(self, site: Site, task: TaskState, name: str) -> Tensor | None:
         tensor = super().norm(site, task, name)
         return tensor[self._units] if tensor is not None and tensor.dim() else tensor
+
+    def multiply_adds(self, site: Site, values: int) -> int:
+        """Of the adapters of all columns: V for every pixel that goes in, U for every one that comes out."""
+        total = 0
+        for task in self.columns[1:]:
+            reduce, into = site.own(task, "reduce"), site.own(task, "into")
+            if reduce is not None and into is not None:
+                pixels = values // site.weight.shape[0]
+                strides = torch.Size(getattr(site.module, "stride", ())).numel()
+                total += reduce.numel() * pixels * strides + into.numel() * pixels
+        return total
 
     def output(self, site: Site, task: TaskState, x: Tensor, y: Tensor) -> Tensor:
         space = self.spaces.out.get(site.path)

@@ -27,6 +27,11 @@ def group_threshold(groups: Sequence[Tensor], threshold: float) -> Tensor:
 
 
 def group_norm(groups: Sequence[Tensor]) -> Tensor:
-    """Euclidean norms of groups; in double, so that 0 means 0."""
-    squares = [group.double().square() for group in groups]
+    """Euclidean norms of groups; in double where there is such a thing, so that 0 means 0."""
+    squares = [group.to(finest(group.device)).square() for group in groups]
     return torch.stack([s if s.dim() == 1 else s.flatten(1).sum(1) for s in squares]).sum(0).sqrt()
+
+
+def finest(device: torch.device) -> torch.dtype:
+    """The precision for sums of squares. Apple's GPUs have no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64

@@ -85,6 +85,7 @@ def _is_linear(branch: nn.Sequential) -> bool:
     return all(isinstance(p, nn.modules.batchnorm._BatchNorm) and p.running_var is not None for p in norms)
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def _fold(branches: Sequence[nn.Sequential]) -> nn.Module:
     """One layer that puts out the sum of what the modules do, statistics of their normalisation fixed."""
