@@ -98,7 +98,7 @@ class Trials(OneNetwork):
         self.policy += finite + torch.rand(3)
 
     def phases(self) -> Sequence[Phase]:
-        return (Phase("branch", epochs=1, lr_factor=0.5), Phase())
+        return (Phase("branch", epochs=1, lr_factor=2.0), Phase())
 
     def prepare(self, phase: Phase, train: ReadSamples) -> None:
         self.note("prepare", phase.name)

@@ -133,7 +133,7 @@ class TwoPhases(OneNetwork):
         self.register_buffer(f"memory{task.number}", torch.zeros(4, dtype=torch.int64))
 
     def phases(self) -> Sequence[Phase]:
-        return (Phase("heads", epochs=1, lr_factor=0.5), Phase())
+        return (Phase("heads", epochs=1, lr_factor=2.0), Phase())
 
     def prepare(self, phase: Phase, train: ReadSamples) -> None:
         self.phase = phase.name
