@@ -50,10 +50,12 @@ def _section(name: str, runs: Sequence[Result]) -> str:
         f"momentum {training['momentum']}, weight decay {training['weight_decay']}, batch {training['batch']}, "
         f"augmentation: {augment}; seed {training['seed']}."
     )
+    printed = recipe.published_numbers()
     if training["epochs"] != recipe.training.epochs:
-        schedule = f"Not the paper's schedule of {recipe.training.epochs} epochs"
-        lines += ["", f"{schedule}: its numbers stand beside ours for the order of the methods only."]
-    summaries = summarise(runs, recipe.published_numbers())
+        schedule = f"schedule of {recipe.training.epochs} epochs"
+        beside = f"Not the paper's {schedule}: its numbers stand beside ours for the order of the methods only."
+        lines += ["", beside if printed else f"Not the recipe's {schedule}."]
+    summaries = summarise(runs, printed)
     if summaries:
         cells = summary_cells(summaries)
         lines += ["", *_table(["method", *cells], zip((s.method for s in summaries), *cells.values(), strict=True))]
