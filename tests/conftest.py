@@ -1,11 +1,15 @@
 """What tests of several folders use."""
 
+import signal
 import sys
 from collections.abc import Callable
 
 import pytest
 
 from rkr import cli
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a shell, which commands would inherit
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 Command = Callable[..., tuple[int, str, str]]
 

@@ -222,12 +222,14 @@ class _Changed(_Exchanged):
     def forward(self, x: Tensor) -> Tensor:
         site, task = self._rkr, _task_at(self._rkr)
         check_input(site, x)
-        plain = super().forward  # type: ignore[misc]
-        if is_plain_conv(original_class(cast("nn.Module", self))):
-            plain = self._convolve
-        return plain(x) if task is None else site.change.passed(site, task, x, plain)
+        return self._plain(x) if task is None else site.change.passed(site, task, x, self._plain)
 
-    def _convolve(self, x: Tensor) -> Tensor:
+    def _plain(self, x: Tensor) -> Tensor:
+        return super().forward(x)  # type: ignore[misc]
+
+
+class _ChangedConv(_Changed):
+    def _plain(self, x: Tensor) -> Tensor:
         return convolve(cast("nn.Conv2d", self), x, self.weight, self.bias)
 
 
@@ -364,7 +366,7 @@ def exchange(site: Site) -> None:
     elif site.kind == "norm":
         mixin = _BatchNorm if isinstance(module, BATCH_NORMS) else _Norm
     elif type(site.change) is not Rectification:
-        mixin = _Changed
+        mixin = _ChangedConv if site.kind == "conv" and is_plain_conv(cls) else _Changed
     elif site.kind == "attention":
         mixin = _Attention
     elif site.kind == "linear":
@@ -376,11 +378,8 @@ def exchange(site: Site) -> None:
 
 
 def is_plain_conv(cls: Any) -> bool:
-    """Whether a class computes as torch's convolutions do."""
-    return any(
-        issubclass(cls, conv) and cls.forward is conv.forward and cls._conv_forward is conv._conv_forward
-        for conv in CONVS
-    )
+    """Whether a class of convolutions computes as torch's do."""
+    return any(cls.forward is conv.forward and cls._conv_forward is conv._conv_forward for conv in CONVS)
 
 
 def restore(module: nn.Module) -> None:

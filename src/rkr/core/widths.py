@@ -184,9 +184,9 @@ class _Finder(fx.Interpreter):
             if path == self._head:
                 self._fixed.add(made)
             self._at[n] = made, 1
+        elif isinstance(module, nn.modules.instancenorm._InstanceNorm):
+            raise UsageError(f"{self._need}: {path!r} is an InstanceNorm, which knows one width only")
         elif isinstance(module, BATCH_NORMS):
-            if isinstance(module, nn.modules.instancenorm._InstanceNorm):
-                raise UsageError(f"{self._need}: {path!r} is an InstanceNorm, which knows one width only")
             self._found.append(("norm", path, space, values))
             self._at[n] = space, values
         elif isinstance(module, nn.Flatten) and module.start_dim == 1 and module.end_dim == -1:
