@@ -101,7 +101,7 @@ class Growth(Change, nn.Module):
         if torch.is_grad_enabled() and whole.requires_grad:
             return cut(whole, picked)
         cache, key = site.active.cache, (version_key(whole), tuple(map(len, picked)))
-        place: Any = (site, inputs)
+        place = (site, inputs)
         found = cache.get(task, place, key)
         if found is None:
             with torch.inference_mode(False), torch.no_grad():

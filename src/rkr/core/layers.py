@@ -7,7 +7,7 @@ layers do) therefore sees the rectified weight, while `state_dict` still holds t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, cast
@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from rkr.core import kernels
 from rkr.core.changes import Rectification
+from rkr.core.convolution import convolve, is_plain_conv, packing
 from rkr.core.rectification import formula, rectified_weight, scaled
-from rkr.core.sites import BATCH_NORMS, CONVS, Site
+from rkr.core.sites import BATCH_NORMS, Site
 from rkr.core.state import TaskState, version_key
 from rkr.errors import UsageError
 
@@ -71,12 +72,14 @@ def _task_at(site: Site) -> TaskState | None:
     return site.active.task
 
 
-def merged_for(site: Site, task: TaskState) -> tuple[Tensor, Tensor | None]:
-    """`merged` for a task that need not be the one in use."""
+def merged_for(
+    site: Site, task: TaskState, pack: Callable[[Tensor], Tensor] | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """`merged` for a task that need not be the one in use. With `pack` the weight is kept in the form that it gives."""
     w, b = site.weight, site.bias
     if autocasts(w.device):  # weights are merged in full precision, so that the cache serves every precision
         with torch.autocast(w.device.type, enabled=False):
-            return merged_for(site, task)
+            return merged_for(site, task, pack)
     lm, rm, f = site.factors(task)
     fast, layout = not by_formula(site), site.options.layout
     if needs_grad(w, b, lm, rm, f):
@@ -89,12 +92,14 @@ def merged_for(site: Site, task: TaskState) -> tuple[Tensor, Tensor | None]:
     if torch._C._are_functorch_transforms_active():
         return scaled(rectified_weight(w, lm, rm, layout), f, 0), b if b is None or f is None else b * f
     cache, key = site.active.cache, version_key(w, b, lm, rm, f)
-    found = cache.get(task, site, key)
+    place = site if pack is None else (site, "packed")
+    found = cache.get(task, place, key)
     if found is None:
         with torch.inference_mode(False), torch.no_grad():
             merge = kernels.merge if fast else _merge_by_formula
-            found = merge(w, lm, rm, f, layout), b if b is None or f is None else b * f
-        cache.put(task, site, key, *found)
+            weight = merge(w, lm, rm, f, layout)
+            found = weight if pack is None else pack(weight), b if b is None or f is None else b * f
+        cache.put(task, place, key, *found)
     return found
 
 
@@ -153,35 +158,24 @@ class _Conv(_MergedWeight):
         site, conv = self._rkr, cast("Any", self)
         check_input(site, x)
         if site.active.mixed is not None:
-            return site.active.mixed.conv(site, x, self._convolve)
+            return site.active.mixed.conv(site, x, self._merged)
         if self.training and torch.is_grad_enabled():
             w, b = site.weight, site.bias
             lm, rm, f = site.factors(site.active.task_to_train())
             if by_formula(site):
-                return formula(w, b, lm, rm, f, lambda w, b: self._convolve(x, w, b), site.options.layout, 1 - w.dim())
+                return formula(w, b, lm, rm, f, lambda w, b: convolve(conv, x, w, b), site.options.layout, 1 - w.dim())
             padding = _factored_padding(conv, x)
             if padding is not None and not needs_grad(w, b):
                 many = 2 * x.numel() > w.numel()
                 return kernels.factored_conv2d(x, w, b, lm, rm, f, conv.stride, padding, conv.dilation, many)
-        return self._convolve(x, *merged(site))
+        return self._merged(x, site.active.task)
 
-    def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return convolve(cast("nn.Conv2d", self), x, weight, bias)
-
-
-def convolve(conv: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """What a convolution layer computes, with a weight and bias that need not be its own."""
-    stride, few = conv.stride, min(weight.shape[:2]) < 16
-    if weight[0, 0].numel() == 1 and (len(set(stride)) > 1 or (few and max(stride) > 1)):
-        # The weight gradient of a channels_last 1x1 convolution with unequal strides, or with strides and few channels,
-        # writes out of bounds in torch 2.13 on CPUs. Padding, then reading every n-th pixel, is the same with stride 1.
-        mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
-        x = F.pad(x, conv._reversed_padding_repeated_twice, mode)
-        picked: Any = (..., *[slice(None, None, s) for s in stride])
-        x = x[picked]
-        apply = (F.conv1d, F.conv2d, F.conv3d)[weight.dim() - 3]
-        return apply(x, weight, bias, groups=conv.groups)
-    return conv._conv_forward(x, weight, bias)
+    def _merged(self, x: Tensor, task: TaskState | None) -> Tensor:
+        """With the merged weight of a task."""
+        site, conv = self._rkr, cast("Any", self)
+        if task is None:
+            return convolve(conv, x, site.weight, site.bias)
+        return convolve(conv, x, *merged_for(site, task, packing(conv, x, site.weight)))
 
 
 def _factored_padding(conv: nn.Conv2d, x: Tensor) -> tuple[int, int] | None:
@@ -375,11 +369,6 @@ def exchange(site: Site) -> None:
         mixin = _Conv if is_plain_conv(cls) else _MergedWeight
     module._rkr = site
     module.__class__ = exchanged_class(mixin, cls)
-
-
-def is_plain_conv(cls: Any) -> bool:
-    """Whether a class of convolutions computes as torch's do."""
-    return any(cls.forward is conv.forward and cls._conv_forward is conv._conv_forward for conv in CONVS)
 
 
 def restore(module: nn.Module) -> None:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rkr.core.changes import Rectification
-from rkr.core.layers import NeedsGrouping, autocasts, merged_for, own_buffers
+from rkr.core.layers import NeedsGrouping, autocasts, own_buffers
 from rkr.core.rowwise import is_rowwise
 from rkr.core.sites import Site, join
 from rkr.core.state import TaskState
@@ -56,11 +56,11 @@ class MixedBatch:
             y = y.mul_(torch.stack(self._all(site.f))[index])
         return y.view(*x.shape[:-1], y.shape[-1])
 
-    def conv(self, site: Site, x: Tensor, convolve: Callable[..., Tensor]) -> Tensor:
+    def conv(self, site: Site, x: Tensor, of_task: Callable[[Tensor, TaskState], Tensor]) -> Tensor:
         """Each task's samples with its merged weight."""
         self._check(site, x)
         parts = zip(x.split(self.counts), self.tasks, strict=True)
-        return torch.cat([convolve(part, *merged_for(site, task)) for part, task in parts])
+        return torch.cat([of_task(part, task) for part, task in parts])
 
     def batch_norm(self, site: Site, x: Tensor) -> Tensor:
         """Each sample with its task's statistics and affine parameters: one multiply-add per value."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,7 +15,6 @@ from rkr.errors import UsageError
 
 if TYPE_CHECKING:
     from rkr.core.mixed import MixedBatch
-    from rkr.core.sites import Site
 
 
 class TaskState(nn.Module):
@@ -171,7 +170,7 @@ class MergeCache:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._entries: OrderedDict[TaskState, dict[Site, tuple[Any, Tensor, Tensor | None]]] = OrderedDict()
+        self._entries: OrderedDict[TaskState, dict[Hashable, tuple[Any, Tensor, Tensor | None]]] = OrderedDict()
         self._bytes = 0
 
     @property
@@ -179,20 +178,20 @@ class MergeCache:
         """Bytes held now."""
         return self._bytes
 
-    def get(self, task: TaskState, site: Site, key: Any) -> tuple[Tensor, Tensor | None] | None:
+    def get(self, task: TaskState, place: Hashable, key: Any) -> tuple[Tensor, Tensor | None] | None:
         """The merged weight and bias, if they are there and still valid."""
-        entry = self._entries.get(task, {}).get(site)
+        entry = self._entries.get(task, {}).get(place)
         if entry is None or entry[0] != (key, version_key(*entry[1:])):
             return None
         return entry[1:]
 
-    def put(self, task: TaskState, site: Site, key: Any, weight: Tensor, bias: Tensor | None) -> None:
+    def put(self, task: TaskState, place: Hashable, key: Any, weight: Tensor, bias: Tensor | None) -> None:
         """Keep merged tensors; the least recently used other tasks make room."""
         entries = self._entries.setdefault(task, {})
-        if site in entries:
-            self._bytes -= _size(entries[site])
-        entries[site] = ((key, version_key(weight, bias)), weight, bias)  # a user may write to either
-        self._bytes += _size(entries[site])
+        if place in entries:
+            self._bytes -= _size(entries[place])
+        entries[place] = ((key, version_key(weight, bias)), weight, bias)  # a user may write to either
+        self._bytes += _size(entries[place])
         self.touch(task)
         while self._bytes > self.limit and len(self._entries) > 1:
             self.drop(next(iter(self._entries)))
@@ -224,7 +223,11 @@ def _size(entry: tuple[Any, Tensor, Tensor | None]) -> int:
 
 def version_key(*tensors: Tensor | None) -> tuple[Any, ...]:
     """Changes whenever one of the tensors is replaced or written to."""
-    return tuple(None if t is None else (t.data_ptr(), 0 if t.is_inference() else t._version, t.dtype) for t in tensors)
+    return tuple(
+        # A packed weight has no address, and nobody else holds it.
+        None if t is None or t.is_mkldnn else (t.data_ptr(), 0 if t.is_inference() else t._version, t.dtype)
+        for t in tensors
+    )
 
 
 def _count_fused_steps(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

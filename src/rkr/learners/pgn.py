@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rkr.core.convolution import convolve
 from rkr.core.growth import Growth
-from rkr.core.layers import convolve
 from rkr.core.sites import BATCH_NORMS, Site, join
 from rkr.core.state import TaskState
 from rkr.core.widths import Space
