@@ -281,7 +281,7 @@ def test_another_precision_is_another_run(tmp_path: Path) -> None:
 
 def test_a_run_that_diverges_does_not_keep_others_from_running(tmp_path: Path) -> None:
     recipe = load_recipe("digits")
-    wild = recipe.method("finetune").model_copy(update={"learner": "l2t", "options": {"strength": 1e30}})
+    wild = recipe.method("finetune").model_copy(update={"learner": "lwf", "options": {"strength": 1e30}})
     recipe = recipe.model_copy(update={"methods": {"wild": wild, "finetune": recipe.method("finetune")}})
     made = Plan(recipe, "digits", ("wild", "finetune"), ("fixed",), tmp_path, epochs=4, limit=8)
     with pytest.raises(Diverged, match=r"^wild fixed: training diverged: the loss of task 'digits-2' is (nan|inf)"):

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
 
 
 def departure(
@@ -53,10 +54,26 @@ class Anchor(nn.Module):
         return departure(parameters, self.values, self.importance, norm)
 
     @torch.no_grad()
-    def gradient(self, parameters: Sequence[Tensor]) -> list[Tensor]:
-        """Of the penalty with p = 2: 2 I_i (θ_i - θ*_i)."""
-        groups = zip(parameters, self.values, self.importance, strict=True)
-        return [2 * matters * (p - value) for p, value, matters in groups]
+    def pull(self, parameters: Sequence[Tensor], strength: float, optimizer: Optimizer) -> None:
+        """Add the gradients of λ/2 Σ_i I_i (θ_i - θ*_i)², λ = `strength`, to those of the parameters.
+
+        SGD follows a parabola of steepness λI only while lr λI < 2 (1 + momentum); beyond, each step overshoots by more
+        than the last. Importances within a network differ by many powers of ten, so a λ that holds most weights at all
+        is beyond that for some. These are held by 1/lr, with which one step leads from anywhere to the anchor.
+        """
+        rate = optimizer.param_groups[0]["lr"] if isinstance(optimizer, SGD) else 0.0
+        for p, value, matters in zip(parameters, self.values, self.importance, strict=True):
+            steepness = strength * matters
+            if rate:
+                steepness.clamp_(max=1 / rate)
+            gradient(p).addcmul_(steepness, p - value)
+
+
+def gradient(p: Tensor) -> Tensor:
+    """Of a parameter: 0 if autograd has found none."""
+    if p.grad is None:
+        p.grad = torch.zeros_like(p)
+    return p.grad
 
 
 def _still(t: Tensor) -> nn.Parameter:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from rkr.errors import UsageError
 from rkr.learners.anchor import Anchor
-from rkr.learners.learner import MakeNetwork, Outcome, nbytes
+from rkr.learners.learner import MakeNetwork, nbytes
 from rkr.learners.one_network import OneNetwork
 
 
@@ -14,12 +15,12 @@ class Anchored(OneNetwork):
     """One network, and a quadratic penalty on its way from where earlier tasks left it.
 
     Every task has its own head and, by default, its own batch normalisation. The task is told in these tests, so this
-    is fair; with shared statistics the old tasks would be lost by these alone, whatever the penalty holds in place.
+    is fair; shared statistics would go on moving with every new task, whatever the penalty holds in place.
 
     Args:
         make: Builds the network.
         head: Its classification layer.
-        strength: λ: the loss is cross-entropy + λ/2 Σ_i I_i (θ_i - θ*_i)².
+        strength: λ: what is minimised is cross-entropy + λ/2 Σ_i I_i (θ_i - θ*_i)², see `Anchor.pull`.
         bn: See `OneNetwork`.
     """
 
@@ -34,9 +35,10 @@ class Anchored(OneNetwork):
         """λ/2 Σ_i I_i (θ_i - θ*_i)² over what all tasks share."""
         return 0.5 * self.strength * self.anchor.penalty(self.shared())
 
-    def loss(self, x: Tensor, y: Tensor) -> Outcome:
-        loss, correct = super().loss(x, y)
-        return Outcome(loss + self.penalty() if self.task.number else loss, correct)
+    def before_step(self, optimizer: Optimizer) -> None:
+        """The penalty, by its gradient alone: `loss` is the cross-entropy."""
+        if self.task.number:
+            self.anchor.pull(self.shared(), self.strength, optimizer)
 
     def extra_bytes(self) -> int:
         return nbytes(self.anchor)

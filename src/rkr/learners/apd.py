@@ -7,10 +7,12 @@ the groups of last time as they are now, which saves keeping the old centres.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save as encode_tensors
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
@@ -21,6 +23,7 @@ from rkr.core.options import Options
 from rkr.core.sites import Site
 from rkr.core.state import TaskState, is_statistic
 from rkr.errors import UsageError
+from rkr.learners.anchor import gradient
 from rkr.learners.changed import Changed
 from rkr.learners.learner import Capacity, MakeNetwork, ReadSamples, SeenTask
 
@@ -274,10 +277,19 @@ class Apd(Changed):
         return found
 
     def export(self, folder: Any) -> None:
-        """Sparse tensors are written as in `stored`; `unpacked` restores them."""
+        """As for other methods, with sparse tensors as in `stored`, and their shapes."""
         folder.mkdir(parents=True, exist_ok=True)
         state = {key: value.detach().cpu().contiguous() for key, value in self.stored().items()}
-        write_atomic(folder / "learner.safetensors", encode_tensors(state))
+        shapes = {key: list(value.shape) for key, value in self.state_dict().items() if f"{key}.bits" in state}
+        write_atomic(folder / "learner.safetensors", encode_tensors(state, {"shapes": json.dumps(shapes)}))
+
+    def restore(self, folder: Any) -> None:
+        with safe_open(folder / "learner.safetensors", "pt") as file:
+            found = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            shapes = json.loads(file.metadata()["shapes"])
+        for key, shape in shapes.items():
+            found[key] = unpacked(found.pop(f"{key}.bits"), found.pop(f"{key}.values"), torch.Size(shape))
+        self.load_state_dict(found)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -292,13 +304,6 @@ def of_rows(values: Tensor, site: Site) -> Tensor:
 def name_at(site: Site, *words: str | int) -> str:
     """Name of a buffer, which must not have dots."""
     return "/".join([site.path.replace(".", "/"), *map(str, words)])
-
-
-def gradient(p: Tensor) -> Tensor:
-    """Of a parameter: 0 if autograd has found none."""
-    if p.grad is None:
-        p.grad = torch.zeros_like(p)
-    return p.grad
 
 
 def cut(t: Tensor, limit: float) -> Tensor:

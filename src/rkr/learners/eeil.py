@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rkr.errors import UsageError
 from rkr.learners.distillation import distilled
 from rkr.learners.learner import MakeNetwork, Outcome, Phase, ReadSamples, SeenTask
 from rkr.learners.memory import fill_rows
@@ -37,6 +38,8 @@ class Eeil(Rehearsing):
         self, make: MakeNetwork, head: str, *, memory: int = 2000, temperature: float = 2.0, bn: str = "shared"
     ) -> None:
         super().__init__(make, head, memory=memory, bn=bn)
+        if temperature <= 0:
+            raise UsageError(f"temperature must be above 0, not {temperature!r}")
         self.temperature = temperature
         self._balanced = False
         self.register_module("newest", None)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from rkr.errors import UsageError
 from rkr.learners.anchor import Anchor
@@ -134,10 +135,12 @@ class ProgressCompress(OneNetwork):
             wanted = self.act(x)
         self.select(self.task.number)
         logits = self.network(x)
-        loss = imitated(logits, wanted)
-        if self.task.number:
-            loss = loss + self.penalty()
-        return Outcome(loss, (logits.detach().argmax(1) == y - self.task.start).sum())
+        return Outcome(imitated(logits, wanted), (logits.detach().argmax(1) == y - self.task.start).sum())
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """The penalty of the compress phase, by its gradient alone."""
+        if self.task.number and self._phase == "compress":
+            self.anchor.pull(self.shared(), self.strength, optimizer)
 
     def penalty(self) -> Tensor:
         """λ/2 Σ_i F*_i (θ_i - θ*_i)² over what all tasks share of the knowledge base."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from rkr.errors import UsageError
 from rkr.learners.anchored import Anchored
@@ -21,7 +22,7 @@ class SynapticIntelligence(Anchored):
     Args:
         make: Builds the network.
         head: Its classification layer.
-        strength: c: the loss is cross-entropy + c Σ_i Ω_i (θ_i - θ*_i)².
+        strength: c: what is minimised is cross-entropy + c Σ_i Ω_i (θ_i - θ*_i)².
         damping: ξ.
         bn: See `OneNetwork`.
     """
@@ -38,6 +39,7 @@ class SynapticIntelligence(Anchored):
         zeros = [torch.zeros_like(p) for p in self.shared()]
         self.path = nn.ParameterList([nn.Parameter(t, requires_grad=False) for t in zeros])  # ω
         self.before = nn.ParameterList([nn.Parameter(t.clone(), requires_grad=False) for t in zeros])  # the last step
+        self._gradients: list[Tensor | None] = []  # of the loss, between `before_step` and `after_step`
 
     @torch.no_grad()
     def begin(self, task: SeenTask) -> None:
@@ -50,13 +52,15 @@ class SynapticIntelligence(Anchored):
         for before, p in zip(self.before, self.shared(), strict=True):
             before.copy_(p)
 
+    def before_step(self, optimizer: Optimizer) -> None:
+        self._gradients = [None if p.grad is None else p.grad.clone() for p in self.shared()]
+        super().before_step(optimizer)
+
     @torch.no_grad()
     def after_step(self) -> None:
         """ω_i -= g_i Δθ_i, g being the gradient of the loss without the penalty, where the step began."""
-        pulls = self.anchor.gradient(list(self.before))
-        for p, before, path, pull in zip(self.shared(), self.before, self.path, pulls, strict=True):
-            if p.grad is not None:
-                own = p.grad - 0.5 * self.strength * pull if self.task.number else p.grad
+        for p, before, path, own in zip(self.shared(), self.before, self.path, self._gradients, strict=True):
+            if own is not None:
                 path.sub_(own * (p - before))
             before.copy_(p)
 
