@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rkr.core.cost import Cost
     from rkr.core.model import RectifiedModel, load, rectify
     from rkr.core.options import Options
+    from rkr.learned import load_learner
     from rkr.report.frame import results
 
 __version__ = "0.1.0"
@@ -24,6 +25,7 @@ __all__ = [
     "RkrError",
     "UsageError",
     "load",
+    "load_learner",
     "networks",
     "rectify",
     "results",
@@ -35,6 +37,7 @@ _PLACES = {
     "Options": "rkr.core.options",
     "RectifiedModel": "rkr.core.model",
     "load": "rkr.core.model",
+    "load_learner": "rkr.learned",
     "rectify": "rkr.core.model",
     "results": "rkr.report.frame",
 }

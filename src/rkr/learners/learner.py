@@ -35,6 +35,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from safetensors.torch import save as encode_tensors
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -234,6 +235,10 @@ class Learner(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         state = {key: value.detach().cpu().contiguous() for key, value in self.state_dict().items()}
         write_atomic(folder / "learner.safetensors", encode_tensors(state))
+
+    def restore(self, folder: Any) -> None:
+        """Take back what `export` wrote, the same tasks having begun."""
+        self.load_state_dict(load_file(folder / "learner.safetensors"))
 
     # -- for subclasses -----------------------------------------------------------------------------------
 

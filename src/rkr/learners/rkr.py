@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rkr.core.model import load
 from rkr.core.options import Options
 from rkr.learners.changed import Changed
 from rkr.learners.learner import MakeNetwork
@@ -27,3 +28,6 @@ class Rkr(Changed):
     def export(self, folder: Any) -> None:
         """A model folder for `rkr.load`, one file a task."""
         self.model.save(folder)
+
+    def restore(self, folder: Any) -> None:
+        self.model = load(folder, self.make())
