@@ -12,6 +12,7 @@ import rkr
 from rkr import recipes
 from rkr.engine.loop import Diverged
 from rkr.learners import METHODS, ZERO_SHOT_METHODS
+from rkr.learners.describe import about, option_texts
 from rkr.recipes.known import NETWORKS
 from rkr.recipes.load import recipe_names
 from rkr.tasks import SOURCES
@@ -143,12 +144,12 @@ def test_what_came_out_is_shown_though_a_run_diverged(command: Command, tmp_path
     """Its tables and figures first, then the error, with an exit code of its own."""
     text = (Path(recipes.__file__).parent / "digits.toml").read_text()
     wild = tmp_path / "wild.toml"
-    wild.write_text(text + '\n[methods.wild]\nlearner = "l2t"\nstrength = 1e30\n')
+    wild.write_text(text + '\n[methods.wild]\nlearner = "lwf"\nstrength = 1e30\n')
     words = ("--method", "wild,finetune", "--epochs", "4", "--limit", "8", "--threads", "1")
     code, out, err = command("run", str(wild), *words, "--out", str(tmp_path / "out"))
     assert code == 3
     assert err.startswith("rkr: wild fixed: training diverged")
-    assert "finetune fixed: results and task files in" in out
+    assert "finetune fixed: results and model in" in out
     assert "wild fixed: results" not in out
     assert list((tmp_path / "out").rglob("accuracy_over_tasks.png"))
 
@@ -177,3 +178,28 @@ def test_as_a_process() -> None:
     assert done.stdout == ""
     assert done.stderr.startswith("rkr: name: no network is called 'nothing'")
     assert "Traceback" not in done.stderr
+
+
+def test_a_method_is_listed_with_all_its_options(command: Command) -> None:
+    code, out, _ = command("list", "pc")
+    assert code == 0
+    assert "\n  strength = 100.0\n      λ.\n" in out
+    assert '\n  bn = "per_task"\n      Of the knowledge base: Batch normalisation: ' in out  # from the base class
+    assert out.rstrip().endswith("`rkr tune` tries strength = 1, 10, 100, 1000, 10000.")
+    code, out, _ = command("list", "rkr", "--json")
+    both = json.loads(out)
+    assert (both["images"]["rank"], both["zero-shot tasks"]["rank"]) == (2, 16)
+    code, out, _ = command("list", "digits")
+    assert out.rstrip() == (Path(recipes.__file__).parent / "digits.toml").read_text().rstrip()
+    code, _, err = command("list", "ewcc")
+    assert code == 2
+    assert err.startswith("rkr: no method or recipe 'ewcc'; did you mean 'ewc'?")
+
+
+def test_every_option_of_every_method_is_explained() -> None:
+    for methods in (METHODS, ZERO_SHOT_METHODS):
+        for name, method in methods.items():
+            texts = option_texts(method)
+            assert about(method), name
+            assert all(len(text) > 1 and "`OneNetwork`" not in text for _, text in texts.values()), name
+            assert set(texts) >= set(method.options) - {"classifier"}, name

@@ -68,24 +68,23 @@ def _root(
 
 
 @app.command("list")
-def list_(json_: Json = False) -> None:
-    """Recipes, methods, networks and data sets, one line each."""
-    from rkr.learners import METHODS, ZERO_SHOT_METHODS
-    from rkr.recipes import list_recipes
-    from rkr.recipes.known import NETWORKS
-    from rkr.tasks import SOURCES
+def list_(
+    name: Annotated[str | None, typer.Argument(help="A method: all its options. A recipe: its file.")] = None,
+    json_: Json = False,
+) -> None:
+    """Recipes, methods, networks and data sets, one line each; or all of one method or recipe."""
+    from rkr.listing import everything, in_words, options_of
 
-    found = {
-        "recipes": {recipe.name: recipe.title for recipe in list_recipes()},
-        "methods": {name: method.description for name, method in METHODS.items()},
-        "zero-shot methods": {name: method.description for name, method in ZERO_SHOT_METHODS.items()},
-        "networks": {name: network.description for name, network in NETWORKS.items()},
-        "datasets": {name: source.description for name, source in SOURCES.items()},
-    }
-    if json_:
-        print(json.dumps(found, indent=2, ensure_ascii=False))
-        return
-    _print_names(found)
+    if name is None:
+        found = everything()
+        if json_:
+            print(json.dumps(found, indent=2, ensure_ascii=False))
+        else:
+            _print_names(found)
+    elif json_:
+        print(json.dumps(options_of(name), indent=2, ensure_ascii=False))
+    else:
+        print(in_words(name))
 
 
 def _print_names(found: dict[str, dict[str, str]]) -> None:
@@ -399,7 +398,7 @@ def tune(
     """Choose a method's options on validation samples of the first tasks, never on the test."""
     from rkr.experiments import How
     from rkr.recipes import load_recipe
-    from rkr.tune import outcome, parsed_grid, run_search, search_plan, tuning, write_chosen
+    from rkr.tune import at_an_edge, outcome, parsed_grid, run_search, search_plan, tuning, write_chosen
 
     if tasks < 1:
         raise UsageError(f"--tasks must be at least 1, not {tasks}")
@@ -409,9 +408,8 @@ def tune(
     assert done is not None
     plan, diverged = done
     found = outcome(search, plan)
-    chosen = write_chosen(search, found)
+    chosen, best = write_chosen(search, plan, found, diverged), next(iter(found))
     if json_:
-        best = next(iter(found))
         print(
             json.dumps(
                 {
@@ -428,7 +426,9 @@ def tune(
         print(f"{name}: {value:.2f} %")
     for name in diverged:
         print(f"{name}: training diverged")
-    print(f"chosen: {chosen}; as a section for a recipe in {search.chosen}")
+    print(f"chosen: {chosen}; as a section for a recipe in {search.chosen(plan)}")
+    for option in at_an_edge(search, best):
+        print(f"{option}: the best value is at the edge of what was tried; try more beyond it with --grid")
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -527,7 +527,7 @@ def _show(plan: Plan, jobs: Sequence[Job], json_: bool, matrices: bool, figures:
     if figures:
         print(f"figures: {plan.root / 'figures'}")
     for job in jobs:
-        print(f"{job.method} {job.label}: results and task files in {plan.folder(job)}")
+        print(f"{job.method} {job.label}: results and model in {plan.folder(job)}")
 
 
 # ---------------------------------------------------------------------------------------------------------

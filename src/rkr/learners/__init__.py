@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import nn
+
 from rkr.core.options import Options
 from rkr.errors import UsageError
 from rkr.learners.apd import Apd
@@ -58,7 +60,10 @@ class Method:
         return {**known, **self.preset}
 
     def build(self, make: MakeNetwork, head: str, **options: Any) -> Learner:
-        """A learner that has seen nothing yet."""
+        """A learner that has seen nothing yet. `make` is a function, as some methods need several networks."""
+        if isinstance(make, nn.Module):
+            name = type(make).__name__
+            raise UsageError(f"give a function that builds the network, such as lambda: {name}(...), not a network")
         unknown = sorted(set(options) - set(self.options))
         if unknown:
             known = ", ".join(sorted(self.options)) or "none"
