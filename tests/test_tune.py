@@ -14,7 +14,7 @@ from rkr.errors import UsageError
 from rkr.learners import METHODS, ZERO_SHOT_METHODS
 from rkr.recipes import list_recipes, load_recipe
 from rkr.recipes.write import recipe_text, toml_text
-from rkr.tune import parsed_grid, search_plan, tuning, write_chosen
+from rkr.tune import at_an_edge, parsed_grid, search_plan, tuning, write_chosen
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -104,7 +104,7 @@ def test_from_the_command_line(tmp_path: Path, command: Callable[..., tuple[int,
 
     out = tune("--grid", "strength=0.1,1000")
     folder = tmp_path / "digits-tune-l2t-2-tasks"
-    chosen = tomllib.loads((folder / "chosen.toml").read_text())["methods"]["l2t"]["strength"]
+    chosen = tomllib.loads(next(folder.glob("chosen-*.toml")).read_text())["methods"]["l2t"]["strength"]
     shown = [line for line in out.splitlines() if line.startswith("l2t-strength-")]
     assert len(shown) == 2
     assert shown[0].startswith(f"l2t-strength-{chosen:g}: ")  # the best comes first
@@ -118,24 +118,33 @@ def test_from_the_command_line(tmp_path: Path, command: Callable[..., tuple[int,
 def test_a_value_that_diverges_is_left_out(
     workers: str, tmp_path: Path, command: Callable[..., tuple[int, str, str]]
 ) -> None:
-    words = ["tune", "digits", "--method", "l2t", "--tasks", "2", "--epochs", "1", "--threads", "1", "--json"]
+    words = ["tune", "digits", "--method", "lwf", "--tasks", "2", "--epochs", "1", "--threads", "1", "--json"]
     words += ["--grid", "strength=0.1,1e30", "--workers", workers, "--out", str(tmp_path)]
     code, out, _ = command(*words)
     assert code == 0
     event = json.loads(out.splitlines()[-1])
     assert event["chosen"] == {"strength": 0.1}
-    assert event["diverged"] == ["l2t-strength-1e30"]
-    assert list(event["tried"]) == ["l2t-strength-0.1"]
+    assert event["diverged"] == ["lwf-strength-1e30"]
+    assert list(event["tried"]) == ["lwf-strength-0.1"]
 
 
 def test_the_best_is_written(tmp_path: Path) -> None:
     search = tuning(load_recipe("digits"), "si", 2, tmp_path, {"strength": [0.5, 2.0]})
-    search_plan(search, None, None, None)
-    said = write_chosen(search, {"si-strength-2": 91.5, "si-strength-0.5": 80.0})
+    plan = search_plan(search, None, 5, None)
+    said = write_chosen(search, plan, {"si-strength-2": 91.5, "si-strength-0.5": 80.0}, ["si-strength-9"])
     assert said == "strength = 2.0"
-    text = search.chosen.read_text()
+    assert search.chosen(plan).name == "chosen-5-epochs-fixed.toml"
+    text = search.chosen(plan).read_text()
     assert tomllib.loads(text) == {"methods": {"si": {"strength": 2.0}}}
-    assert "# si-strength-2: 91.50\n# si-strength-0.5: 80.00\n" in text
+    assert text.startswith("# Chosen on validation samples of the first 2 tasks, order fixed, 5 epochs a task:\n")
+    assert "# si-strength-2: 91.50\n# si-strength-0.5: 80.00\n# si-strength-9: training diverged\n" in text
+    assert search.chosen(search_plan(search, None, None, None)).name == "chosen-fixed.toml"
+
+
+def test_a_best_value_at_the_edge_of_the_grid(tmp_path: Path) -> None:
+    search = tuning(load_recipe("digits"), "si", 2, tmp_path, {"strength": [0.5, 1, 2.0], "damping": [0.1]})
+    edges = {name: at_an_edge(search, name) for name in search.points}
+    assert list(edges.values()) == [["strength"], [], ["strength"]]
 
 
 def test_a_method_with_a_name_of_its_own_keeps_its_section(tmp_path: Path) -> None:
@@ -143,7 +152,7 @@ def test_a_method_with_a_name_of_its_own_keeps_its_section(tmp_path: Path) -> No
     text = (Path(recipes.__file__).parent / "digits.toml").read_text()
     (tmp_path / "mine.toml").write_text(text + '\n[methods.firm]\nlearner = "ewc"\nmode = "online"\n')
     search = tuning(load_recipe(str(tmp_path / "mine.toml")), "firm", 2, tmp_path, {"strength": [0.5]})
-    search_plan(search, None, None, None)
-    write_chosen(search, {"firm-strength-0.5": 80.0})
+    plan = search_plan(search, None, None, None)
+    write_chosen(search, plan, {"firm-strength-0.5": 80.0})
     wanted = {"methods": {"firm": {"learner": "ewc", "mode": "online", "strength": 0.5}}}
-    assert tomllib.loads(search.chosen.read_text()) == wanted
+    assert tomllib.loads(search.chosen(plan).read_text()) == wanted

@@ -45,10 +45,11 @@ class Tuning:
         """The recipe that is run."""
         return self.folder / f"{self.folder.name}.toml"
 
-    @property
-    def chosen(self) -> Path:
-        """Where the best values are written."""
-        return self.folder / "chosen.toml"
+    def chosen(self, plan: Plan) -> Path:
+        """Where the best values are written: a file for each schedule and order."""
+        order, epochs = plan.orders[0], plan.epochs
+        words = ["chosen", *([] if epochs is None else [f"{epochs}-epochs"]), str(order)]
+        return self.folder / f"{'-'.join(words)}.toml"
 
 
 def tuning(recipe: Recipe, method: str, tasks: int, out: Path, grid: Grid | None = None) -> Tuning:
@@ -56,7 +57,10 @@ def tuning(recipe: Recipe, method: str, tasks: int, out: Path, grid: Grid | None
     chosen = recipe.method(method)
     grid = dict(grid or chosen.method.learner.grid)
     if not grid:
-        raise UsageError(f"{method} has no grid of its own: name one with --grid, such as --grid strength=0.1,1,10")
+        known = ", ".join(sorted(chosen.method.options)) or "none"
+        raise UsageError(
+            f"{method} has no grid of its own: name one with --grid OPTION=VALUE,...; its options: {known}"
+        )
     for name in grid:
         if name not in chosen.method.options:
             known = ", ".join(sorted(chosen.method.options)) or "none"
@@ -111,17 +115,31 @@ def outcome(search: Tuning, plan: Plan) -> dict[str, float]:
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def write_chosen(search: Tuning, found: Mapping[str, float]) -> str:
+def write_chosen(search: Tuning, plan: Plan, found: Mapping[str, float], diverged: Sequence[str] = ()) -> str:
     """Write the best values as the section of a recipe, with all that was tried, and return them in words."""
     best = next(iter(found))
-    tried = [f"# {name}: {value:.2f}" for name, value in found.items()]
+    training = plan.recipe.training if plan.epochs is None else plan.recipe.training.scaled_to(plan.epochs)
+    header = [
+        f"# Chosen on validation samples of the first {plan.recipe.stream.first} tasks, order {plan.orders[0]}, "
+        f"{training.epochs} epochs a task:",
+        "# mean over tasks after the last one, in %.",
+        *(f"# {name}: {value:.2f}" for name, value in found.items()),
+        *(f"# {name}: training diverged" for name in diverged),
+    ]
     section = toml_text({"methods": {search.method: {**search.given, **search.points[best]}}})
-    text = "\n".join(["# Chosen on validation samples: mean over tasks after the last one, in %.", *tried, "", section])
+    path = search.chosen(plan)
     try:
-        write_atomic(search.chosen, text.encode())
+        write_atomic(path, "\n".join([*header, "", section]).encode())
     except OSError as error:
-        raise FileError(f"{search.chosen}: {error.strerror or error}") from error
+        raise FileError(f"{path}: {error.strerror or error}") from error
     return ", ".join(f"{option} = {value}" for option, value in search.points[best].items())
+
+
+def at_an_edge(search: Tuning, best: str) -> list[str]:
+    """Options whose best value is the lowest or the highest of several that were tried."""
+    point = search.points[best]
+    numbers = {name: values for name, values in search.grid.items() if all(isinstance(v, int | float) for v in values)}
+    return [name for name, v in numbers.items() if len(v) > 1 and point[name] in (min(v), max(v))]
 
 
 def parsed_grid(words: Sequence[str]) -> Grid | None:
