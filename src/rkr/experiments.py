@@ -102,6 +102,8 @@ class Plan:
         if not self.recipe.chooses_epochs or not with_classifiers:
             return None
         recipe = self.recipe.on_validation()
+        # All data sets: `first` tasks of this order need not be those of the others.
+        recipe = recipe.model_copy(update={"stream": recipe.stream.with_changes(first=None)})
         methods, orders = ("original",), ("fixed",)
         return dataclasses.replace(self, recipe=recipe, methods=methods, orders=orders, seeds=(), on_validation=True)
 

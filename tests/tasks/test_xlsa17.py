@@ -173,15 +173,40 @@ def test_formats_are_equal(dtype: Any, tmp_path: Path, alone: Path) -> None:
 
 @pytest.mark.parametrize("version", WRITERS)
 def test_class_names(version: str, tmp_path: Path, alone: Path) -> None:
-    """Names that do not fit the attributes are not used."""
+    """Without names, or with numbers in their place, classes are numbered."""
     plain = tuple(f"class {n}" for n in (1, 2, 4, 5, 6, 7))
     made = content()
-    for number, names in enumerate((None, cell(["a", "b"]), column(range(8)))):
+    for number, names in enumerate((None, column(range(8)))):
         changed = {name: value for name, value in made.items() if name != "allclasses_names"}
         if names is not None:
             changed["allclasses_names"] = names
         put(tmp_path / str(number) / "BIRDS", changed, version)
         assert load_xlsa17("BIRDS", tmp_path / str(number)).class_names == plain
+
+
+@pytest.mark.parametrize("version", WRITERS)
+def test_features_and_attributes_mean_the_same_classes(version: str, tmp_path: Path, alone: Path) -> None:
+    """Where features name their classes, as those of `rkr features` do, a mix-up is not learned from."""
+    made = content()
+    names = [str(name) for name in made["allclasses_names"][:, 0]]
+    swapped = [*names[:3], names[4], names[3], *names[5:]]
+    cases = {
+        "same": (names, None),
+        "fewer": (names[:-1], None),  # a class without images
+        "swapped": (swapped, r"class 4 is '005.*' in .*res101\.mat, but '004.*' in .*att_splits\.mat"),
+        "more": ([*names, "x"], r"res101\.mat names 9 classes, but .*att_splits\.mat only 8"),
+    }
+    for case, (there, words) in cases.items():
+        folder = tmp_path / case / "BIRDS"
+        put(folder, made, version)
+        WRITERS[version](
+            folder / "res101.mat", {**{n: made[n] for n in ("features", "labels")}, "allclasses_names": cell(there)}
+        )
+        if words is None:
+            assert load_xlsa17("BIRDS", tmp_path / case).class_names[0] == names[0]
+        else:
+            with pytest.raises(rkr.FileError, match=words):
+                load_xlsa17("BIRDS", tmp_path / case)
 
 
 def test_character_matrix(tmp_path: Path) -> None:
@@ -336,6 +361,10 @@ def only(name: str, *labels: int) -> Any:
         (
             {"att": np.zeros((8, 30))},
             r"'att' must be attributes x classes; it is 8 x 30, but allclasses_names has 8 .*: it looks transposed",
+        ),
+        (
+            {"allclasses_names": cell(["a", "b"])},
+            r"att_splits\.mat: 'att' describes 8 classes, but allclasses_names has 2$",
         ),
         (
             with_value("trainval_loc", (0, 0), 0),

@@ -123,6 +123,8 @@ class Loop:
             phase = phases[at.phase]
             self._seed("phase", at.number, at.phase, *self._words)
             learner.prepare(phase, self._in_order())
+            if self.fabric.world_size > 1:  # noise and dropout are of a process's own samples
+                self._seed("steps", at.number, at.phase, self.fabric.global_rank, *self._words)
             if self._optimizer is None or not phase.same_optimizer:
                 self._optimizer = self._make_optimizer(phase)
             if state is not None and state["optimizer"] is not None:  # it was saved amid this phase

@@ -37,12 +37,13 @@ def read_published(features: Path, splits: Path, embedding: str) -> Published:
     split = read_mat(splits, wanted)  # first, because it is small
     names = split.texts.get("allclasses_names", ())
     attributes = _attributes(split, embedding, names)
-    x, labels = _samples(read_mat(features, ["features", "labels"]))
+    content = read_mat(features, ["features", "labels", "allclasses_names"])
+    x, labels = _samples(content)
     _check_labels(features, labels, split, embedding)
+    _check_names(content, split, names)
     trainval, test_seen, test_unseen = parts = [_rows(split, part, len(x)) for part in PARTS]
     _check_parts(splits, parts, labels)
-    if len(names) != len(attributes):
-        names = tuple(f"class {number}" for number in range(1, len(attributes) + 1))
+    names = names or tuple(f"class {number}" for number in range(1, len(attributes) + 1))
     held_out = _validation_classes(split, labels, trainval)
     return Published(x, labels, attributes, names, trainval, test_seen, test_unseen, held_out)
 
@@ -54,6 +55,10 @@ def _attributes(splits: Variables, embedding: str, names: tuple[str, ...]) -> ND
         raise FileError(
             f"{splits.path}: {embedding!r} must be attributes x classes; it is {_size(att)}, but allclasses_names has "
             f"{len(names)} classes: it looks transposed"
+        )
+    if names and len(names) != att.shape[1]:
+        raise FileError(
+            f"{splits.path}: {embedding!r} describes {att.shape[1]} classes, but allclasses_names has {len(names)}"
         )
     return _finite(splits.path, embedding, att)
 
@@ -81,6 +86,21 @@ def _check_labels(path: Path, labels: Numbers, splits: Variables, embedding: str
         raise FileError(
             f"{path}: 'labels' has class {top}, but {embedding!r} of {splits.path} describes only {columns}: it must "
             f"be attributes x classes and is {rows} x {columns}{hint}"
+        )
+
+
+def _check_names(content: Variables, splits: Variables, names: tuple[str, ...]) -> None:
+    """Features that name their classes, as `rkr features` writes them, mean the same classes by the same numbers."""
+    there = content.texts.get("allclasses_names", ())
+    if not there or not names:
+        return
+    if len(there) > len(names):
+        raise FileError(f"{content.path} names {len(there)} classes, but {splits.path} only {len(names)}")
+    differs = next((k for k, pair in enumerate(zip(there, names, strict=False)) if pair[0] != pair[1]), None)
+    if differs is not None:
+        raise FileError(
+            f"class {differs + 1} is {there[differs]!r} in {content.path}, but {names[differs]!r} in {splits.path}: "
+            "attributes must be in the order of the class numbers"
         )
 
 

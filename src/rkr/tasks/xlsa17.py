@@ -5,9 +5,9 @@ A class is seen, with images to train on, or unseen: then it comes only in the t
 features for training (`trainval_loc`) and for testing on either kind (`test_seen_loc`, `test_unseen_loc`).
 
 There is a trap in the rows that it names for choosing hyper-parameters. `train_loc` and `val_loc` divide the seen
-classes in two, but they list *all* rows of these classes, those of `test_seen_loc` too (on CUB, 1173 of the 5875 rows
-of `train_loc`). Whoever trains on them chooses hyper-parameters with test samples. So only the classes of the two are
-used here; their rows come from `trainval_loc` alone (`validation_source`).
+classes in two, but may list *all* rows of these classes, those of `test_seen_loc` too (on CUB, 1173 of the 5875 rows
+of `train_loc`; not on AWA1). Whoever trains on them chooses hyper-parameters with test samples. So only the classes of
+the two are used here; their rows come from `trainval_loc` alone (`validation_source`).
 """
 
 from __future__ import annotations

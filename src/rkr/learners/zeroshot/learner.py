@@ -196,11 +196,11 @@ class ZeroShot(Learner):
         def test(epoch: int) -> None:
             u, s = unseen_and_seen(head(latents).argmax(1).cpu(), labels, task.classes, task.unseen)
             curve.append(harmonic_mean(u, s))
-            if curve[-1] > max(curve[:-1], default=-1.0):
+            if curve[-1] > max(curve[:-1], default=-1.0) or not max(curve):  # zeros say nothing: the longest then
                 best[:] = head.weight.clone(), head.bias.clone()
 
         train_classifier(head, z, y, self.classifier, self.classifier.longest, test)
         head.weight.copy_(best[0])
         head.bias.copy_(best[1])
-        chosen = curve.index(max(curve)) + 1
+        chosen = curve.index(max(curve)) + 1 if max(curve) else len(curve)
         return {"classifier_epochs": chosen, "validation_h": [round(h, 6) for h in curve]}

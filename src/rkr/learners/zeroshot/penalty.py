@@ -45,7 +45,7 @@ class Penalty(Guarded):
         classifier: Fields of `ClassifierOptions`.
     """
 
-    grid: ClassVar[dict[str, tuple[float, ...]]] = {"strength": (1e-2, 0.1, 1.0, 10.0, 100.0)}
+    grid: ClassVar[dict[str, tuple[float, ...]]] = {"strength": (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0)}
 
     def __init__(
         self,
