@@ -1,5 +1,7 @@
 """Figures: they are there, they say what they show, and they are the same each time."""
 
+import math
+
 import matplotlib
 import pytest
 from matplotlib.colors import to_hex
@@ -77,13 +79,26 @@ def test_lines_are_the_running_means(results, tmp_path, drawn):
     assert list(lines["rkr, order C, not finished"].get_xdata()) == [1, 2]
     assert lines["rkr, order C, not finished"].get_color() == lines["rkr"].get_color() != lines["ewc"].get_color()
     assert lines["rkr, order C, not finished"].get_markerfacecolor() == "white"
-    assert len(axes.collections) == 1  # one band: the method with two orders
+    assert not axes.collections  # no bands: no method has three runs
     (legend,) = drawn[0].legends
     assert [text.get_text() for text in legend.get_texts()] == ["ewc", "rkr", "rkr, order C, not finished"]
-    assert axes.get_title("left") == "toy (bands: 95 % confidence over runs)"
+    assert axes.get_title("left") == "toy"
     assert axes.get_ylabel().endswith("(%)")
     assert (tmp_path / "lines.png").exists()
     assert (tmp_path / "lines.svg").exists()
+
+
+def test_bands_from_three_runs_on(a_result, tmp_path, drawn):
+    first = [0.8, 0.7, 0.9]
+    runs = [a_result([[a], [a, 0.7]], tasks=2, order=order) for a, order in zip(first, "ABC", strict=True)]
+    figures.accuracy_over_tasks(runs, tmp_path / "bands")
+    (axes,) = drawn[0].axes
+    (band,) = axes.collections
+    half = 4.30265 * 10 / math.sqrt(3)  # Student's 95 % with 2 degrees of freedom
+    heights = [y for x, y in band.get_paths()[0].vertices if x == 1]
+    assert max(heights) == 100  # clipped
+    assert min(heights) == pytest.approx(80 - half, rel=1e-5)
+    assert axes.get_title("left") == "toy (bands: 95 % confidence over runs)"
 
 
 def test_bars_are_the_diagonal_and_the_last_row(results, tmp_path, drawn):

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -190,6 +191,12 @@ def test_what_a_task_adds(a_result):
     assert f"{costs[-1].percent - costs[-2].percent:.2f} %" in text
     assert f"{costs[-1].parameters - costs[-2].parameters:,} parameters" in text
     assert added_by_a_task(a_result([[0.5]])).startswith("the network with its first task takes")
+    assert "mean" not in text
+    grown = a_result([[0.5], [0.5, 0.5], [0.5, 0.5, 0.5]])
+    first, second, third = grown.costs
+    third = replace(third, percent=first.percent - 1, parameters=first.parameters - 10, bytes=first.bytes)
+    text = added_by_a_task(replace(grown, costs=(first, second, third)))
+    assert text == "a task adds -0.50 % (-5 parameters), 0 B with its head, in the mean over tasks"
 
 
 def test_a_narrow_terminal_gets_two_tables_that_fit(a_result):

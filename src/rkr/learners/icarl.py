@@ -21,7 +21,8 @@ class Icarl(Rehearsing):
         make: Builds the network.
         head: Its classification layer.
         memory: Exemplars of all classes together.
-        flip: Means are of exemplars and their mirror images, as in the authors' code.
+        flip: Means are of exemplars and their mirror images, as in the authors' code. In a recipe it is as
+            `training.augment.flip`, unless it is set.
         bn: "shared" or "frozen": see `OneNetwork`.
     """
 

@@ -167,12 +167,12 @@ class Recipe(Settings):
     def method(self, name: str) -> MethodSettings:
         """A method of the recipe, or else one that is registered in `rkr.learners`."""
         registered = methods(self.zero_shot)
-        if name in self.methods:
-            return self.methods[name]
-        if name in registered:
-            return MethodSettings(learner=name, zero_shot=self.zero_shot)
-        names = dict.fromkeys((*self.methods, *registered))
-        raise UsageError(f"no method {name!r}{choose(name, names)}")
+        if name not in self.methods and name not in registered:
+            raise UsageError(f"no method {name!r}{choose(name, dict.fromkeys((*self.methods, *registered)))}")
+        found = self.methods.get(name) or MethodSettings(learner=name, zero_shot=self.zero_shot)
+        if "flip" in found.method.options:  # images that are not mirrored in training are not mirrored by a method
+            found = found.model_copy(update={"options": {"flip": self.training.augment.flip, **found.options}})
+        return found
 
     def changed(self, epochs: int | None = None, seed: int | None = None, limit: int | None = None) -> Recipe:
         """The recipe with a longer or shorter schedule, another seed, or fewer training images of a class."""

@@ -65,6 +65,7 @@ STYLE = {
 def accuracy_over_tasks(results: Sequence[Result], path: str | os.PathLike[str], top: Top = 1) -> list[Path]:
     """Mean accuracy over the tasks so far, after each task: a line for each method, a 95 % band over its runs.
 
+    Bands are drawn from three runs on: of two, Student's interval is as wide as the figure.
     A run that is not finished has a thin line of its own with hollow marks and is no part of its method's mean.
     """
     methods = by_method(results)
@@ -82,7 +83,7 @@ def accuracy_over_tasks(results: Sequence[Result], path: str | os.PathLike[str],
                 x, y = range(1, tasks + 1), np.array([s.mean for s in spreads])
                 (line,) = axes.plot(x, y, label=method, **look)
                 lines.append((y[-1], line))
-                if len(means) > 1:
+                if len(means) >= metrics.FOR_A_BAND:
                     several = True
                     half = np.array([s.half_width for s in spreads], dtype=float)
                     low, high = np.clip(y - half, 0, 100), np.clip(y + half, 0, 100)

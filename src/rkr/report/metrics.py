@@ -16,6 +16,9 @@ from rkr.report.results import Result, Top
 Matrix = Sequence[Sequence[float]]
 
 
+FOR_A_BAND = 3  # runs: of two, the interval is as wide as a figure
+
+
 @dataclass(frozen=True)
 class Spread:
     """A mean and how far it can be trusted; from a single value nothing is known of that."""

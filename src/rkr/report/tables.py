@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
@@ -127,12 +128,17 @@ def accuracy_table(result: Result, top: Top = 1) -> Table:
 
 
 def added_by_a_task(result: Result) -> str:
-    """What the last task cost, in words: by the paper's count, and all that is stored, its head included."""
-    before, now = result.costs[-2:] if result.done > 1 else (None, result.costs[-1])
-    if before is None:
-        return f"the network with its first task takes {_size(now.bytes)}"
-    percent, parameters = now.percent - before.percent, now.parameters - before.parameters
-    return f"a task adds {percent:.2f} % ({parameters:,} parameters), {_size(now.bytes - before.bytes)} with its head"
+    """What a further task cost, in words: by the paper's count, and all that is stored, its head included."""
+    first, last, more = result.costs[0], result.costs[-1], result.done - 1
+    if not more:
+        return f"the network with its first task takes {_size(first.bytes)}"
+    counts = [cost.parameters for cost in result.costs]
+    same = len({b - a for a, b in pairwise(counts)}) == 1
+    percent, parameters = (last.percent - first.percent) / more, round((last.parameters - first.parameters) / more)
+    stored = _size(round((last.bytes - first.bytes) / more))
+    return f"a task adds {percent:.2f} % ({parameters:,} parameters), {stored} with its head" + (
+        "" if same else ", in the mean over tasks"
+    )
 
 
 WIDE = 135  # columns that all of a summary takes

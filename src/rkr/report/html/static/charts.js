@@ -13,13 +13,15 @@ function ofMethod(recipe, methods, wanted) {
   return recipe.runs.filter((run) => on.has(run.method) && wanted(run));
 }
 
-// Lines over tasks: series are {name, look, open, values: [[y, half]], text(i)}.
+const FOR_A_BAND = 3; // runs: of two, the 95 % interval is as wide as the figure
+
+// Lines over tasks: series are {name, look, open, banded, values: [[y, half]], text(i)}.
 function lines(box, scales, series, hits) {
   const parts = [];
   for (const one of series) {
     const colour = ink(one.look[0]), at = (i) => [scales.x(i + 1), scales.y(one.values[i][0])];
     const path = (places) => places.map(([x, y]) => `${x.toFixed(1)},${y.toFixed(1)}`).join("L");
-    if (one.values.some(([, half]) => half)) {
+    if (one.banded && one.values.some(([, half]) => half)) {
       const clip = (v) => Math.max(scales.low, Math.min(scales.high, v));
       const edge = (sign) => one.values.map(([v, half], i) => [scales.x(i + 1), scales.y(clip(v + sign * (half || 0)))]);
       parts.push(svg("path", { d: `M${path(edge(1))}L${path(edge(-1).reverse())}Z`, fill: colour, "fill-opacity": 0.14, class: "band" }));
@@ -52,14 +54,17 @@ function overTasks({ recipe, methods, width, title }) {
   const label = (name, values) => (i) => `${name}\nafter task ${named(recipe, i)}\n${plusMinus(...values[i])} %`;
   for (const method of methods)
     if (method.running.length)
-      series.push({ name: method.name, look: method.look, values: method.running, text: label(method.name, method.running) });
+      series.push({
+        name: method.name, look: method.look, banded: method.finished >= FOR_A_BAND, values: method.running,
+        text: label(method.name, method.running),
+      });
   for (const run of ofMethod(recipe, methods, (one) => !one.finished && one.done)) {
     const values = run.matrix.map((row) => [row.reduce((a, b) => a + b, 0) / row.length, null]);
     const name = `${run.method} ${run.label}, unfinished`;
     const look = recipe.methods.find((method) => method.name === run.method).look;
     series.push({ name, look, open: true, values, text: label(name, values) });
   }
-  const all = series.flatMap((one) => one.values.flatMap(([v, half]) => [v - (half || 0), v + (half || 0)]));
+  const all = series.flatMap((one) => one.values.flatMap(([v, half]) => (one.banded ? [v - (half || 0), v + (half || 0)] : [v])));
   const [low, high] = all.length ? percents(all.map((v) => Math.max(0, Math.min(100, v)))) : [0, 100];
   const box = { left: 46, top: 26, right: width - 14, bottom: 330 };
   const x = linear(0.7, recipe.n + 0.3, box.left, box.right), y = linear(low, high, box.bottom, box.top);
