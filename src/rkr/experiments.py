@@ -102,9 +102,8 @@ class Plan:
         if not self.recipe.chooses_epochs or not with_classifiers:
             return None
         recipe = self.recipe.on_validation()
-        # All data sets: `first` tasks of this order need not be those of the others.
-        recipe = recipe.model_copy(update={"stream": recipe.stream.with_changes(first=None)})
-        methods, orders = ("original",), ("fixed",)
+        whole = recipe.stream.first is None  # else orders differ in their data sets
+        methods, orders = ("original",), ("fixed",) if whole else self.orders
         return dataclasses.replace(self, recipe=recipe, methods=methods, orders=orders, seeds=(), on_validation=True)
 
     def _chosen_epochs(self) -> dict[str, int]:
@@ -112,8 +111,9 @@ class Plan:
         from rkr.report import read_result
 
         assert self.before is not None
-        result = read_result(self.before.folder(self.before.jobs[0]))
-        return {name: notes["classifier_epochs"] for name, notes in zip(result.tasks, result.notes, strict=True)}
+        found = [read_result(self.before.folder(job)) for job in self.before.jobs]
+        pairs = ((name, notes) for result in found for name, notes in zip(result.tasks, result.notes, strict=True))
+        return {name: notes["classifier_epochs"] for name, notes in pairs}
 
     def experiment(self, job: Job, **settings: str) -> Experiment:
         """Load the data and build one run; `settings` are to be recorded with those of the recipe."""

@@ -116,7 +116,8 @@ def test_the_validation_run_comes_first(server: Server, recipe: Path) -> None:
     epochs = {}
     for name, notes in zip(chosen.tasks, chosen.notes, strict=True):
         assert len(notes["validation_h"]) == 5
-        assert notes["classifier_epochs"] == 1 + int(np.argmax(notes["validation_h"]))
+        curve = notes["validation_h"]
+        assert notes["classifier_epochs"] == (1 + int(np.argmax(curve)) if any(curve) else 5)
         epochs[name] = notes["classifier_epochs"]
     about = json.loads((root / "small-validation" / "original" / "fixed" / "run.json").read_text())
     for task in about["stream"]["tasks"]:
@@ -199,6 +200,14 @@ def test_what_comes_before(recipe: Path) -> None:
     assert before.jobs == [("original", "fixed", 0)]
     assert before.folder(before.jobs[0]) == made.out / "small-validation-1-epochs-limit-4" / "original" / "fixed"
     assert before.before is None
+    recipe.write_text(RECIPE.replace("longest = 5", "longest = 2").replace("[stream]", "[stream]\nfirst = 1"))
+    first = plan(recipe, epochs=1, orders=("fixed", "first-TWO"), methods=("sft",))
+    assert first.before is not None
+    assert [job.order for job in first.before.jobs] == ["fixed", "first-TWO"]
+    assert run_plan(first, How(accelerator="cpu", threads=1), lambda event: None)
+    found = [read_result(first.folder(job)) for job in first.jobs]
+    assert [result.tasks for result in found] == [("ONE",), ("TWO",)]  # each with a classifier of its own epochs
+    assert all("classifier_epochs" in result.notes[0] for result in found)
     command = experiments._command(before, How(2), before.jobs[0], 1)
     assert "--validation" in command
     assert "--validation" not in experiments._command(made, How(2), made.jobs[0], 1)

@@ -301,3 +301,11 @@ def test_nonsense_is_not_a_schedule(epochs: Any) -> None:
     training = TrainingSettings(epochs=100, lr=0.01)
     with pytest.raises(UsageError, match="epochs must be a whole number of at least 1, not"):
         training.scaled_to(epochs)
+
+
+def test_images_that_are_not_mirrored_in_training_are_not_mirrored_by_a_method() -> None:
+    for name, flip in (("digits", False), ("cifar100-lenet", True)):
+        recipe = load_recipe(name)
+        assert recipe.training.augment.flip is flip
+        assert recipe.resolved("icarl", recipe.orders[0])["options"]["flip"] is flip
+        assert "flip" not in recipe.method("eeil").options
