@@ -202,4 +202,3 @@ def test_every_option_of_every_method_is_explained() -> None:
             texts = option_texts(method)
             assert about(method), name
             assert all(len(text) > 1 and "`OneNetwork`" not in text for _, text in texts.values()), name
-            assert set(texts) >= set(method.options) - {"classifier"}, name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 import rkr
+from rkr import recipes
+from rkr.engine.run import Run
 from rkr.experiments import How, Plan, run_plan
 from rkr.recipes import load_recipe
 from rkr.report import read_result
@@ -26,18 +29,27 @@ candidates = 2
 """
 
 
-@pytest.mark.parametrize("method", ["rkr", "ewc", "icarl", "apd", "rcl", "hnet", "rps-net"])
-def test_a_loaded_learner_answers_as_it_was_tested(method: str, tmp_path: Path) -> None:
-    from rkr import recipes
-
+@pytest.fixture
+def run_folder_of(tmp_path: Path) -> Callable[..., Path]:
+    """Runs a method on the digits."""
     text = (Path(recipes.__file__).parent / "digits.toml").read_text()
     (tmp_path / "own.toml").write_text(text + OWN)
     recipe = load_recipe(str(tmp_path / "own.toml"))
-    plan = Plan(recipe, str(tmp_path / "own.toml"), (method,), ("fixed",), tmp_path / "runs", epochs=2, limit=20)
-    assert run_plan(plan, How(threads=1), lambda _: None)
-    folder = plan.folder(plan.jobs[0])
+
+    def run(method: str, completes: bool = True) -> Path:
+        out = tmp_path / "runs"
+        plan = Plan(recipe, str(tmp_path / "own.toml"), (method,), ("fixed",), out, epochs=2, limit=20)
+        assert run_plan(plan, How(threads=1), lambda _: None) is completes
+        return plan.folder(plan.jobs[0])
+
+    return run
+
+
+@pytest.mark.parametrize("method", ["rkr", "ewc", "icarl", "apd", "rcl", "hnet", "rps-net"])
+def test_a_loaded_learner_answers_as_it_was_tested(method: str, run_folder_of: Callable[..., Path]) -> None:
+    folder = run_folder_of(method)
     learner = rkr.load_learner(folder)
-    result, stream = read_result(folder), recipe.changed(2, None, 20).stream("fixed")
+    result, stream = read_result(folder), load_recipe("digits").stream("fixed")
     assert [task.name for task in learner.seen] == list(result.tasks)
     for number, task in enumerate(stream.tasks):
         x: Any = task.test.x  # type: ignore[union-attr]
@@ -47,15 +59,39 @@ def test_a_loaded_learner_answers_as_it_was_tested(method: str, tmp_path: Path) 
         assert float(hits.float().mean()) == pytest.approx(result.matrix[-1][number], abs=1.01 / len(x))
 
 
-def test_what_cannot_be_loaded(tmp_path: Path) -> None:
-    with pytest.raises(rkr.FileError, match=r"is no folder of a run: run\.json cannot be read"):
+def test_what_was_learned_so_far(run_folder_of: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a run that goes on, the tasks that are complete."""
+    finish = Run._finish_task
+
+    def finish_task(self: Run) -> None:
+        self._stop = self._at.number == 1
+        finish(self)
+
+    monkeypatch.setattr(Run, "_finish_task", finish_task)
+    folder = run_folder_of("ewc", completes=False)
+    learner = rkr.load_learner(folder)
+    assert [task.name for task in learner.seen] == ["digits-1", "digits-2"]
+    assert learner.predict(torch.zeros(1, 1, 8, 8), 1).shape == (1, 2)
+    lines = (folder / "results.jsonl").read_text().splitlines(keepends=True)
+    (folder / "results.jsonl").write_text(lines[0])
+    with pytest.raises(rkr.UsageError, match="has learned no task yet: go on with the command that began it"):
+        rkr.load_learner(folder)
+
+
+def test_what_cannot_be_loaded(run_folder_of: Callable[..., Path], tmp_path: Path) -> None:
+    with pytest.raises(rkr.RkrError, match=r"run\.json"):
         rkr.load_learner(tmp_path)
-    settings = {"network": {"name": "lenet", "head": "fc", "arguments": {}}, "method": "sft", "learner": "sft"}
-    record = {"stream": {"tasks": []}, "settings": {**settings, "stream": {"datasets": ["CUB"]}}}
-    (tmp_path / "run.json").write_text(json.dumps(record))
-    with pytest.raises(rkr.UsageError, match="only methods of images can be loaded, not 'sft'"):
-        rkr.load_learner(tmp_path)
-    record["settings"]["stream"] = {}  # type: ignore[index]
-    (tmp_path / "run.json").write_text(json.dumps(record))
-    with pytest.raises(rkr.UsageError, match="has no model yet: complete the run first"):
-        rkr.load_learner(tmp_path)
+    folder = run_folder_of("ewc")
+    record = json.loads((folder / "run.json").read_text())
+    for change, words in (
+        ({"learner": "mine"}, "only the package's methods for images can be loaded, not 'ewc'"),
+        ({"network": {"name": "mine", "head": "fc", "arguments": {}}}, r"run\.json: .*no network is called 'mine'"),
+    ):
+        changed = {**record, "settings": {**record["settings"], **change}}
+        (folder / "run.json").write_text(json.dumps(changed))
+        with pytest.raises(rkr.UsageError, match=words):
+            rkr.load_learner(folder)
+    (folder / "run.json").write_text(json.dumps(record))
+    (folder / "model" / "learner.safetensors").unlink()
+    with pytest.raises(rkr.FileError, match="model cannot be read"):
+        rkr.load_learner(folder)

@@ -138,6 +138,7 @@ def test_the_best_is_written(tmp_path: Path) -> None:
     assert tomllib.loads(text) == {"methods": {"si": {"strength": 2.0}}}
     assert text.startswith("# Chosen on validation samples of the first 2 tasks, order fixed, 5 epochs a task:\n")
     assert "# si-strength-2: 91.50\n# si-strength-0.5: 80.00\n# si-strength-9: training diverged\n" in text
+    assert "# strength: the best value is at the edge of what was tried\n" in text
     assert search.chosen(search_plan(search, None, None, None)).name == "chosen-fixed.toml"
 
 

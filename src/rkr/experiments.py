@@ -106,14 +106,14 @@ class Plan:
         methods, orders = ("original",), ("fixed",) if whole else self.orders
         return dataclasses.replace(self, recipe=recipe, methods=methods, orders=orders, seeds=(), on_validation=True)
 
-    def _chosen_epochs(self) -> dict[str, int]:
+    def _chosen_epochs(self, order: Order) -> dict[str, int]:
         """The epochs of each task's classifier, from the run that was made for it."""
         from rkr.report import read_result
 
         assert self.before is not None
-        found = [read_result(self.before.folder(job)) for job in self.before.jobs]
-        pairs = ((name, notes) for result in found for name, notes in zip(result.tasks, result.notes, strict=True))
-        return {name: notes["classifier_epochs"] for name, notes in pairs}
+        job = next((job for job in self.before.jobs if job.order == order), self.before.jobs[0])
+        result = read_result(self.before.folder(job))
+        return {name: notes["classifier_epochs"] for name, notes in zip(result.tasks, result.notes, strict=True)}
 
     def experiment(self, job: Job, **settings: str) -> Experiment:
         """Load the data and build one run; `settings` are to be recorded with those of the recipe."""
@@ -133,9 +133,9 @@ class Plan:
             raise UsageError(f"{recipe.name}: network and data do not fit: samples of {sizes}")
         augment = Augment(**training.augment.model_dump()) if any(training.augment.model_dump().values()) else None
         decided = self.recipe.resolved(method, order, self.epochs, seed, self.limit)
-        options = dict(chosen.options)
+        options = recipe.options(method)
         if "classifier" in chosen.method.options:
-            epochs = {"epochs": self._chosen_epochs()} if recipe.chooses_epochs else {}
+            epochs = {"epochs": self._chosen_epochs(order)} if recipe.chooses_epochs else {}
             options["classifier"] = decided["options"]["classifier"] = {**recipe.classifier, **epochs}
         about = {
             "recipe": self.root.name,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError
 
 from rkr.errors import FileError, UsageError
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def load_learner(run: str | os.PathLike[str]) -> Learner:
-    """The learner of a complete run on images, of any method, in evaluation mode.
+    """What a run on images, of any method, has learned so far, in evaluation mode.
 
     `learner.predict(x, number)` gives logits over the classes of task `number` (0, 1, ...), `learner.infer(x)` answers
     without being told the task; `learner.seen` has the names of tasks and classes. Inputs are normalised as in the
@@ -26,26 +27,30 @@ def load_learner(run: str | os.PathLike[str]) -> Learner:
     """
     from rkr.learners import METHODS
     from rkr.learners.learner import SeenTask
+    from rkr.recipes.messages import in_words
     from rkr.recipes.settings import NetworkSettings
+    from rkr.report import read_result
 
     folder = Path(run)
-    try:
-        record = json.loads((folder / "run.json").read_text())
-        settings, tasks = record["settings"], record["stream"]["tasks"]
-        network = NetworkSettings.model_validate(settings["network"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FileError(f"{folder} is no folder of a run: run.json cannot be read ({error})") from error
-    if "datasets" in settings["stream"]:
-        raise UsageError(f"{folder}: only methods of images can be loaded, not {settings['method']!r}")
-    if not (folder / "model").is_dir():
-        raise UsageError(f"{folder} has no model yet: complete the run first, with the command that began it")
+    result = read_result(folder)
+    settings, tasks = result.settings, result.record["stream"]["tasks"][: result.done]
+    if result.measure != "accuracy" or settings.get("learner") not in METHODS:
+        raise UsageError(f"{folder}: only the package's methods for images can be loaded, not {result.method!r}")
+    if not tasks:
+        raise UsageError(f"{folder} has learned no task yet: go on with the command that began it")
+    with in_words(NetworkSettings, str(folder / "run.json")):
+        network = NetworkSettings.model_validate(settings.get("network"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tasks are added before anything is trained: the values come after
         learner = METHODS[settings["learner"]].build(network.build, network.head, **settings["options"])
-        learner.expects([len(task["class_names"]) for task in tasks])
+        learner.expects([len(task["class_names"]) for task in result.record["stream"]["tasks"]])
         start = 0
         for number, task in enumerate(tasks):
             learner.begin(SeenTask(number, task["name"], tuple(task["class_names"]), start))
             start += len(task["class_names"])
-        learner.restore(folder / "model")
+        try:
+            learner.restore(folder / "model")
+        except (OSError, RuntimeError, SafetensorError) as error:
+            why = str(error).partition("\n")[0]
+            raise FileError(f"{folder / 'model'} cannot be read, or is not of this run: {why}") from error
     return learner.eval()

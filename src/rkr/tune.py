@@ -125,6 +125,7 @@ def write_chosen(search: Tuning, plan: Plan, found: Mapping[str, float], diverge
         "# mean over tasks after the last one, in %.",
         *(f"# {name}: {value:.2f}" for name, value in found.items()),
         *(f"# {name}: training diverged" for name in diverged),
+        *(f"# {option}: the best value is at the edge of what was tried" for option in at_an_edge(search, best)),
     ]
     section = toml_text({"methods": {search.method: {**search.given, **search.points[best]}}})
     path = search.chosen(plan)

@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import rkr
@@ -147,6 +149,35 @@ def test_packed_weights_are_counted_dropped_and_made_anew() -> None:
     assert cache.nbytes == 0
 
 
+@needs_onednn
+def test_a_weight_is_packed_once_and_counted_as_it_is() -> None:
+    """oneDNN pads 17 channels to whole blocks, so that the packed weight is larger than the plain one."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(17, 17, 3, bias=False), nn.Flatten(), nn.Linear(17 * 36, 3))
+    model = rkr.rectify(network, rank=1, head="2")
+    model.add_task("a", classes=3, train_base=False)
+    model.eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    x = channels_last(torch.randn(8, 17, 8, 8))
+    cache = model._active.cache
+    with torch.no_grad():
+        first = model(x)
+        ((_, weight, _),) = next(iter(cache._entries.values())).values()
+        assert weight.is_mkldnn
+        assert torch.equal(model(x), first)
+        assert next(iter(cache._entries.values())).popitem()[1][1] is weight
+    assert cache.nbytes == torch.ops.mkldnn._nbytes(weight) > 17 * 17 * 9 * 4
+
+
+def test_a_volume_without_a_batch() -> None:
+    """Four dimensions, and yet no batch of images."""
+    network = nn.Sequential(nn.Conv3d(4, 8, 3, padding=1), nn.Flatten(0), nn.Linear(8 * 3 * 5 * 5, 3))
+    model = rkr.rectify(network, rank=1, head="2")
+    model.add_task("a", classes=3, train_base=False)
+    x = channels_last(torch.randn(4, 3, 5, 5))
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(x), model.merged("a")(x.contiguous()))
+
+
 def under_autocast(model: rkr.RectifiedModel, x: Tensor) -> Tensor:
     with torch.autocast("cpu", torch.bfloat16):
         return model(x)  # type: ignore[no-any-return]
@@ -163,12 +194,40 @@ def under_a_counter(model: rkr.RectifiedModel, x: Tensor) -> Tensor:
     return found  # type: ignore[no-any-return]
 
 
+def with_a_tangent(model: rkr.RectifiedModel, x: Tensor) -> Tensor:
+    plain = channels_last_network(model.merged("b"))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, channels_last(torch.ones_like(x)))
+        found, expected = (forward_ad.unpack_dual(network(dual)) for network in (model, plain))
+        torch.testing.assert_close(found.tangent, expected.tangent)
+        return found.primal
+
+
+class Watching(TorchFunctionMode):
+    """Counts calls of `conv2d`."""
+
+    seen = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen += func is torch.conv2d
+        return func(*args, **(kwargs or {}))
+
+
+def under_a_function_mode(model: rkr.RectifiedModel, x: Tensor) -> Tensor:
+    with Watching() as mode:
+        found = model(x)
+    assert mode.seen == 2
+    return found  # type: ignore[no-any-return]
+
+
 UNPACKED: dict[str, Callable[[rkr.RectifiedModel, Tensor], Tensor]] = {
     "contiguous": lambda model, x: model.to(memory_format=torch.contiguous_format)(x.contiguous()),  # type: ignore[call-overload]
     "float64": lambda model, x: model.double()(x.double()),
     "autocast": under_autocast,
     "vmap": lambda model, x: torch.vmap(lambda one: model(one[None])[0])(x),
     "counted": under_a_counter,
+    "forward derivative": with_a_tangent,
+    "function mode": under_a_function_mode,
     "no samples": lambda model, x: model(x[:0]),
     "traced": lambda model, x: make_fx(model)(x)(x),
     "switched off": lambda model, x: without_onednn(model, x),

@@ -206,8 +206,11 @@ def test_what_comes_before(recipe: Path) -> None:
     assert [job.order for job in first.before.jobs] == ["fixed", "first-TWO"]
     assert run_plan(first, How(accelerator="cpu", threads=1), lambda event: None)
     found = [read_result(first.folder(job)) for job in first.jobs]
-    assert [result.tasks for result in found] == [("ONE",), ("TWO",)]  # each with a classifier of its own epochs
-    assert all("classifier_epochs" in result.notes[0] for result in found)
+    assert [result.tasks for result in found] == [("ONE",), ("TWO",)]
+    for job, result in zip(first.before.jobs, found, strict=True):  # with the epochs chosen for its order
+        chosen = read_result(first.before.folder(job))
+        assert chosen.tasks == result.tasks
+        assert chosen.notes[0]["classifier_epochs"] == result.notes[0]["classifier_epochs"]
     command = experiments._command(before, How(2), before.jobs[0], 1)
     assert "--validation" in command
     assert "--validation" not in experiments._command(made, How(2), made.jobs[0], 1)

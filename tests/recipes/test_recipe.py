@@ -308,4 +308,5 @@ def test_images_that_are_not_mirrored_in_training_are_not_mirrored_by_a_method()
         recipe = load_recipe(name)
         assert recipe.training.augment.flip is flip
         assert recipe.resolved("icarl", recipe.orders[0])["options"]["flip"] is flip
-        assert "flip" not in recipe.method("eeil").options
+        assert recipe.method("icarl").options == {}  # nothing was set
+        assert "flip" not in recipe.options("eeil")

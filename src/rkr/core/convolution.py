@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from rkr.core.sites import CONVS
@@ -57,7 +58,7 @@ def packing(conv: nn.Conv2d, x: Tensor, weight: Tensor) -> Callable[[Tensor], Te
         or _is_watched(x)
         or x.device.type != "cpu"
         or x.dtype is not torch.float32
-        or x.dim() != 4
+        or not x.dim() == weight.dim() == 4
         or x.is_contiguous()
         or not x.is_contiguous(memory_format=torch.channels_last)
         or conv.padding_mode != "zeros"
@@ -75,11 +76,13 @@ def packing(conv: nn.Conv2d, x: Tensor, weight: Tensor) -> Callable[[Tensor], Te
 
 
 def _is_watched(x: Tensor) -> bool:
-    """Whether something else than torch's own operators looks at what is computed: a compiler, a tracer, a counter."""
+    """Whether anything else sees what is computed: a compiler, a tracer, a counter, derivatives forward."""
     return (
         type(x) is not Tensor
         or torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch._C._len_torch_function_stack() > 0
         or _get_current_dispatch_mode() is not None
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
@@ -218,7 +219,7 @@ class MergeCache:
 
 
 def _size(entry: tuple[Any, Tensor, Tensor | None]) -> int:
-    return sum(t.nbytes for t in entry[1:] if t is not None)
+    return sum(torch.ops.mkldnn._nbytes(t) if t.is_mkldnn else t.nbytes for t in entry[1:] if t is not None)
 
 
 def version_key(*tensors: Tensor | None) -> tuple[Any, ...]:

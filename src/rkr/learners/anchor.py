@@ -21,7 +21,7 @@ def departure(
 
 
 class Anchor(nn.Module):
-    """Values that parameters had, and how much each matters: Σ_i I_i |θ_i - θ*_i|^p.
+    """Values that parameters had, and how much each matters: Σ_i I_i (θ_i - θ*_i)².
 
     Until it is first set, nothing matters and the penalty is 0.
     """
@@ -49,9 +49,9 @@ class Anchor(nn.Module):
             value.lerp_(p, torch.where(both > 0, own / both, 1))  # where nothing matters, any place will do
             matters.copy_(both)
 
-    def penalty(self, parameters: Sequence[Tensor], norm: int = 2) -> Tensor:
-        """Σ_i I_i |θ_i - θ*_i|^p, p = `norm` 1 or 2."""
-        return departure(parameters, self.values, self.importance, norm)
+    def penalty(self, parameters: Sequence[Tensor]) -> Tensor:
+        """Σ_i I_i (θ_i - θ*_i)²: what `pull` lowers."""
+        return departure(parameters, self.values, self.importance)
 
     @torch.no_grad()
     def pull(self, parameters: Sequence[Tensor], strength: float, optimizer: Optimizer) -> None:
@@ -59,7 +59,7 @@ class Anchor(nn.Module):
 
         SGD follows a parabola of steepness λI only while lr λI < 2 (1 + momentum); beyond, each step overshoots by more
         than the last. Importances within a network differ by many powers of ten, so a λ that holds most weights at all
-        is beyond that for some. These are held by 1/lr, with which one step leads from anywhere to the anchor.
+        is beyond that for some. These are held by 1/lr, with which a step without momentum leads to the anchor.
         """
         rate = optimizer.param_groups[0]["lr"] if isinstance(optimizer, SGD) else 0.0
         for p, value, matters in zip(parameters, self.values, self.importance, strict=True):

@@ -286,7 +286,7 @@ class Apd(Changed):
     def restore(self, folder: Any) -> None:
         with safe_open(folder / "learner.safetensors", "pt") as file:
             found = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            shapes = json.loads(file.metadata()["shapes"])
+            shapes = json.loads((file.metadata() or {}).get("shapes", "{}"))
         for key, shape in shapes.items():
             found[key] = unpacked(found.pop(f"{key}.bits"), found.pop(f"{key}.values"), torch.Size(shape))
         self.load_state_dict(found)

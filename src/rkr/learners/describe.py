@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 SECTION = re.compile(r"^(?:Args|Attributes):\n", re.MULTILINE)
 ENTRY = re.compile(r"^ {4}(\w+): ", re.MULTILINE)
 SEE = re.compile(r"[Ss]ee `OneNetwork`\.")  # the base class says it
-NOT_OPTIONS = ("make", "head", "options", "classifier")
 
 
 def about(method: Method) -> str:
@@ -28,7 +27,7 @@ def option_texts(method: Method) -> dict[str, tuple[object, str]]:
     for kind in (Options, *reversed(method.learner.__mro__)):
         for name, text in _entries(inspect.cleandoc(kind.__doc__ or "")).items():
             said[name] = SEE.sub(said.get(name, ""), text)
-    return {name: (value, said.get(name, "")) for name, value in method.options.items() if name not in NOT_OPTIONS}
+    return {name: (value, said.get(name, "")) for name, value in method.options.items() if name != "classifier"}
 
 
 def _entries(text: str) -> dict[str, str]:

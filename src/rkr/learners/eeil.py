@@ -29,7 +29,7 @@ class Eeil(Rehearsing):
         head: Its classification layer.
         memory: Exemplars of all classes together.
         temperature: Of the distillation.
-        bn: "shared" or "frozen": see `OneNetwork`.
+        bn: Batch normalisation: "shared" by all tasks, or "frozen" after the first.
     """
 
     newest: nn.Module | None

@@ -23,8 +23,10 @@ class Icarl(Rehearsing):
         memory: Exemplars of all classes together.
         flip: Means are of exemplars and their mirror images, as in the authors' code. In a recipe it is as
             `training.augment.flip`, unless it is set.
-        bn: "shared" or "frozen": see `OneNetwork`.
+        bn: Batch normalisation: "shared" by all tasks, or "frozen" after the first.
     """
+
+    as_augmented = ("flip",)
 
     def __init__(
         self, make: MakeNetwork, head: str, *, memory: int = 2000, flip: bool = True, bn: str = "shared"

@@ -123,6 +123,9 @@ class Learner(nn.Module):
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {}
     """Options that no paper settles, and the values that `rkr tune` tries."""
 
+    as_augmented: ClassVar[Sequence[str]] = ()
+    """Options that are as in the augmentation of the recipe, unless they are set."""
+
     learns_its_size: ClassVar[bool] = False
     """Whether training decides on the capacity, so that it is not known before."""
 

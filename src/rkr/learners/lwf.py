@@ -26,7 +26,7 @@ class Lwf(Taught):
         strength: λ.
         temperature: Of the distillation.
         warm_up: Share of the epochs, from the second task on, in which only the new head is trained. 0 for none.
-        bn: "shared" or "frozen": see `OneNetwork`.
+        bn: Batch normalisation: "shared" by all tasks, or "frozen" after the first.
     """
 
     grid: ClassVar[dict[str, tuple[float, ...]]] = {"strength": (0.1, 1.0, 10.0)}

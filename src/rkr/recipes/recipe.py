@@ -169,10 +169,13 @@ class Recipe(Settings):
         registered = methods(self.zero_shot)
         if name not in self.methods and name not in registered:
             raise UsageError(f"no method {name!r}{choose(name, dict.fromkeys((*self.methods, *registered)))}")
-        found = self.methods.get(name) or MethodSettings(learner=name, zero_shot=self.zero_shot)
-        if "flip" in found.method.options:  # images that are not mirrored in training are not mirrored by a method
-            found = found.model_copy(update={"options": {"flip": self.training.augment.flip, **found.options}})
-        return found
+        return self.methods.get(name) or MethodSettings(learner=name, zero_shot=self.zero_shot)
+
+    def options(self, name: str) -> dict[str, Any]:
+        """The options of a method that are set here, or follow from how images are augmented."""
+        chosen = self.method(name)
+        augment = self.training.augment.model_dump()
+        return {**{option: augment[option] for option in chosen.method.learner.as_augmented}, **chosen.options}
 
     def changed(self, epochs: int | None = None, seed: int | None = None, limit: int | None = None) -> Recipe:
         """The recipe with a longer or shorter schedule, another seed, or fewer training images of a class."""
@@ -213,7 +216,7 @@ class Recipe(Settings):
         recipe = self.changed(epochs, seed, limit)
         recipe.stream.check_order(order)
         chosen = recipe.method(method)
-        options = {**chosen.method.options, **chosen.options}
+        options = {**chosen.method.options, **recipe.options(method)}
         if "classifier" in options:
             options["classifier"] = self.classifier
         parts = recipe.model_dump(mode="json", include={"stream", "network", "training"})

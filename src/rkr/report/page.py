@@ -115,7 +115,8 @@ def _times(runs: Sequence[Result]) -> list[str]:
     if len(seconds) < 2 or not base:
         return []
     said = ", ".join(f"{method} {found / base:.1f}" for method, found in seconds.items() if method != "rkr")
-    text = f"Training time of a later task (the median), RKR's {base:.3g} seconds being 1: {said}."
+    spent = f"{base:.2g} seconds" if base < 10 else f"{base:.0f} seconds" if base < 120 else f"{base / 60:.0f} minutes"
+    text = f"Training time of a later task (the median of each method's fastest run), RKR's {spent} being 1: {said}."
     return ["", f"{text} The machine is shared, and was not equally busy in all runs."]
 
 

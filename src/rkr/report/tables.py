@@ -132,12 +132,11 @@ def added_by_a_task(result: Result) -> str:
     first, last, more = result.costs[0], result.costs[-1], result.done - 1
     if not more:
         return f"the network with its first task takes {_size(first.bytes)}"
-    counts = [cost.parameters for cost in result.costs]
-    same = len({b - a for a, b in pairwise(counts)}) == 1
+    steps = {(b.parameters - a.parameters, b.bytes - a.bytes) for a, b in pairwise(result.costs)}
     percent, parameters = (last.percent - first.percent) / more, round((last.parameters - first.parameters) / more)
     stored = _size(round((last.bytes - first.bytes) / more))
     return f"a task adds {percent:.2f} % ({parameters:,} parameters), {stored} with its head" + (
-        "" if same else ", in the mean over tasks"
+        "" if len(steps) == 1 else ", in the mean over tasks"
     )
 
 

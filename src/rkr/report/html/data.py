@@ -145,6 +145,7 @@ def _method(name: str, runs: Sequence[Result], summary: Summary | None, zero: Ma
         "name": name,
         "look": _look(name),
         "finished": len(finished),
+        "banded": len(finished) >= metrics.FOR_A_BAND,
         "running": _columns([metrics.running_mean(run.rows()) for run in finished]),
         "during": _columns([metrics.during(run.rows()) for run in finished]),
         "after": _columns([metrics.after(run.rows()) for run in finished]),

@@ -241,8 +241,8 @@ def _charts(group: Group) -> list[Chart]:
         Chart(
             "over",
             f"{measure} over tasks",
-            "Mean over the tasks so far, after each task. Bands are 95 % intervals over runs; thin lines with hollow "
-            "marks are runs that are not finished.",
+            "Mean over the tasks so far, after each task. Bands are 95 % intervals, from three runs on; thin lines "
+            "with hollow marks are runs that are not finished.",
         )
     ]
     if finished:

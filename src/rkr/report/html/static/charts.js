@@ -13,8 +13,6 @@ function ofMethod(recipe, methods, wanted) {
   return recipe.runs.filter((run) => on.has(run.method) && wanted(run));
 }
 
-const FOR_A_BAND = 3; // runs: of two, the 95 % interval is as wide as the figure
-
 // Lines over tasks: series are {name, look, open, banded, values: [[y, half]], text(i)}.
 function lines(box, scales, series, hits) {
   const parts = [];
@@ -55,7 +53,7 @@ function overTasks({ recipe, methods, width, title }) {
   for (const method of methods)
     if (method.running.length)
       series.push({
-        name: method.name, look: method.look, banded: method.finished >= FOR_A_BAND, values: method.running,
+        name: method.name, look: method.look, banded: method.banded, values: method.running,
         text: label(method.name, method.running),
       });
   for (const run of ofMethod(recipe, methods, (one) => !one.finished && one.done)) {
