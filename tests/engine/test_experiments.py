@@ -77,8 +77,10 @@ def pretend(monkeypatch: pytest.MonkeyPatch, scripts: dict[str, str]) -> None:
 def test_an_error_of_a_worker_names_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Event] = []
     failed = '{"event": "failed", "run": "digits rkr fixed", "folder": "f", "reason": "no room"}'
-    scripts = {"rkr": f"echo '{failed}'; echo warned >&2; echo 'rkr: f: no room' >&2; exit 2", "finetune": "sleep 0.2"}
-    pretend(monkeypatch, {**scripts, "joint": "exit 9"})
+    begun = tmp_path / "begun"  # both workers are at work when one fails
+    wait = f"while [ ! -e {begun} ]; do sleep 0.01; done"
+    fails = f"{wait}; echo '{failed}'; echo warned >&2; echo 'rkr: f: no room' >&2; exit 2"
+    pretend(monkeypatch, {"rkr": fails, "finetune": f"touch {begun}; sleep 0.2", "joint": "exit 9"})
     with pytest.raises(RkrError) as caught:
         run_plan(plan(tmp_path), How(workers=2, threads=1), told.append)
     assert str(caught.value) == "rkr fixed: f: no room; skipped: joint fixed"  # no other run begins after it
