@@ -154,12 +154,14 @@ def test_what_came_out_is_shown_though_a_run_diverged(command: Command, tmp_path
     assert list((tmp_path / "out").rglob("accuracy_over_tasks.png"))
 
 
-def test_divergence_has_an_exit_code_of_its_own(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_divergence_has_an_exit_code_of_its_own(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def run_plan(*arguments: object) -> bool:
         raise Diverged("far off")
 
     monkeypatch.setattr("rkr.experiments.run_plan", run_plan)
-    assert command("run", "digits") == (3, "", "rkr: far off\n")
+    assert command("run", "digits", "--out", str(tmp_path)) == (3, "", "rkr: far off\n")
 
 
 def test_version_and_help(command: Command) -> None:
