@@ -50,7 +50,7 @@ def load_learner(run: str | os.PathLike[str]) -> Learner:
             start += len(task["class_names"])
         try:
             learner.restore(folder / "model")
-        except (OSError, RuntimeError, SafetensorError) as error:
+        except (OSError, KeyError, RuntimeError, SafetensorError) as error:
             why = str(error).partition("\n")[0]
             raise FileError(f"{folder / 'model'} cannot be read, or is not of this run: {why}") from error
     return learner.eval()
