@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from rkr.display import JsonLines
 from rkr.engine import Experiment, Run
-from rkr.engine.events import Event
+from rkr.engine.events import EpochEnd, Event
 from rkr.engine.processes import make_fabric
 from rkr.learners import METHODS, Method
 from rkr.learners.learner import MakeNetwork, Outcome, Phase, ReadSamples, SeenTask
@@ -188,7 +189,14 @@ def register() -> None:
 
 def _help(folder: str, save_minutes: float, changes: dict[str, Any]) -> None:
     torch.set_num_threads(1)
-    run = Run(make_experiment(**changes), Path(folder), make_fabric("cpu"), JsonLines(), save_minutes)
+    tell, pause = JsonLines(), float(os.environ.get("TRIALS_PAUSE", 0))
+
+    def watch(event: Event) -> None:
+        tell(event)
+        if isinstance(event, EpochEnd):
+            time.sleep(pause)
+
+    run = Run(make_experiment(**changes), Path(folder), make_fabric("cpu"), watch, save_minutes)
     sys.exit(0 if run.help(asked_lines(), lambda: print(DONE, flush=True)) else 130)
 
 

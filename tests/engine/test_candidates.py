@@ -623,7 +623,8 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_end_while_others_are_at_work(server: Server, tmp_path: Path, long: dict[str, bytes], number: int) -> None:
     """Ctrl-C reaches them and they save; after kill -9 of the run they end by themselves."""
-    process = server.start("candidates", folder=str(tmp_path), **LONG, save_minutes=FOREVER)
+    slow = {"TRIALS_PAUSE": "0.5"}  # after each epoch: 30 s of the first are left when the second begins
+    process = server.start("candidates", slow, folder=str(tmp_path), **LONG, save_minutes=FOREVER)
     process.until(lambda: len({e["candidate"][0] for e in process.events("epochend")}) == 2)
     others = children(process)
     assert len(others) == 2
