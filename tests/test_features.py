@@ -414,7 +414,7 @@ def test_the_command_is_killed_then_stopped_then_ends(images: Path, here: Path, 
     part = tmp_path / "features.mat.part"
     words = [str(images), "--out", str(out), "--model", OPTIONS.model or "", "--size", "12", "--batch", "2"]
     words += ["--threads", "1"]
-    process = python_m_rkr(here, *words, slow="0.1")
+    process = python_m_rkr(here, *words, slow="0.4")
     until_chunks(part, 1, process)
     with pytest.raises(UsageError, match="another process is writing it"):
         extract(images, out, OPTIONS)
@@ -423,7 +423,7 @@ def test_the_command_is_killed_then_stopped_then_ends(images: Path, here: Path, 
     process.communicate()
     assert 1 <= len(list(part.glob("*.safetensors"))) < 3
 
-    process = python_m_rkr(here, *words, slow="0.1")
+    process = python_m_rkr(here, *words, slow="0.4")
     until_chunks(part, 2, process)
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate()
