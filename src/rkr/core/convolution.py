@@ -8,6 +8,7 @@ reordered once and kept so: `packing`. Kernel and bits are those of the plain ca
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -68,11 +69,27 @@ def packing(conv: nn.Conv2d, x: Tensor, weight: Tensor) -> Callable[[Tensor], Te
         or _goes_around(conv, weight)
     ):
         return None
-    padding, stride, dilation, groups = _geometry(conv)
-    backend = torch._C._select_conv_backend(x, weight, None, stride, padding, dilation, False, [0, 0], groups)
-    if backend != torch._C._ConvBackend.Mkldnn:  # type: ignore[attr-defined]
+    geometry = conv.padding, conv.stride, conv.dilation, conv.groups
+    switches = torch._C._get_mkldnn_enabled(), torch.get_num_threads()
+    if not _calls_onednn(x.shape, weight.shape, *geometry, *switches):
         return None
-    return lambda w: torch.ops.mkldnn._reorder_convolution_weight(w, padding, stride, dilation, groups, list(x.shape))
+    return lambda w: torch.ops.mkldnn._reorder_convolution_weight(w, *_geometry(conv), list(x.shape))
+
+
+@lru_cache(maxsize=4096)  # asking torch takes a tenth of the shortest calls
+def _calls_onednn(
+    x: torch.Size,
+    weight: torch.Size,
+    padding: tuple[int, int],
+    stride: tuple[int, int],
+    dilation: tuple[int, int],
+    groups: int,
+    *switches: object,
+) -> bool:
+    """Whether torch hands a channels_last convolution of these shapes to oneDNN."""
+    tensors = [torch.empty(shape).to(memory_format=torch.channels_last) for shape in (x, weight)]
+    backend = torch._C._select_conv_backend(*tensors, None, stride, padding, dilation, False, [0, 0], groups)
+    return bool(backend == torch._C._ConvBackend.Mkldnn)  # type: ignore[attr-defined]
 
 
 def _is_watched(x: Tensor) -> bool:
