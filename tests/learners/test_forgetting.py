@@ -1,0 +1,46 @@
+"""What the methods are for: handwritten digits in 5 tasks, of which fine-tuning forgets a good part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rkr.experiments import How, Plan, run_plan
+from rkr.recipes import load_recipe
+from rkr.report.metrics import average, backward_transfer, during
+from rkr.report.results import Result, read_result
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def learned(out: Path, method: str, strength: float | None = None) -> Result:
+    """By the recipe, a penalty's strength excepted: it depends on how small the gradients of old tasks have become."""
+    recipe = load_recipe("digits")
+    if strength is not None:
+        chosen = recipe.method(method).model_copy(update={"options": {"strength": strength}})
+        recipe = recipe.model_copy(update={"methods": {**recipe.methods, method: chosen}})
+    plan = Plan(recipe, "digits", (method,), recipe.orders[:1], out)
+    assert run_plan(plan, How(threads=1, accelerator="cpu"), lambda event: None)
+    return read_result(out / "digits" / method / "fixed")
+
+
+@pytest.fixture(scope="module")
+def finetuned(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return learned(tmp_path_factory.mktemp("finetune"), "finetune")
+
+
+@pytest.mark.parametrize(
+    ("method", "strength"),
+    [("l2t", None), ("ewc", 1e5), ("si", None), ("pc", 1e4), ("lwf", None), ("icarl", None), ("eeil", None)],
+)
+def test_less_is_forgotten_than_by_fine_tuning(
+    tmp_path: Path, finetuned: Result, method: str, strength: float | None
+) -> None:
+    """And by that, not by a better start: new tasks are learned as well as the network can, or a little less."""
+    result = learned(tmp_path, method, strength)
+    lost, before = -100 * (backward_transfer(result.matrix) or 0), -100 * (backward_transfer(finetuned.matrix) or 0)
+    assert before > 15
+    assert lost < before / 2
+    assert 100 * average(result.matrix) > 100 * average(finetuned.matrix) + 8
+    assert min(during(result.matrix)) > 0.95
