@@ -77,3 +77,15 @@ def test_ridge_regression_alone_has_no_classifier(run_folder: Callable[..., Path
     text = page([read_result(run)])
     assert "After the last task, the mean over runs" in text
     assert "Epochs of the classifiers" not in text
+
+
+def test_capacity_stands_beside_the_papers(tmp_path: Path) -> None:
+    shutil.copytree(RESULTS / "cifar100-lenet-20-epochs" / "apd", tmp_path / "cifar100-lenet-20-epochs" / "apd")
+    shutil.copytree(RESULTS / "cifar100-lenet-20-epochs" / "eft", tmp_path / "cifar100-lenet-20-epochs" / "eft")
+    lines = [[cell.strip() for cell in line.split("|")] for line in page(find_results(tmp_path)).splitlines()]
+    at = next(cells.index("in the paper") for cells in lines if "in the paper" in cells)
+    apd, eft = (next(cells for cells in lines if cells[1:2] == [name] and len(cells) > at) for name in ("apd", "eft"))
+    assert apd[at - 1 : at + 1] == ["130.2 %", "135 %"]
+    assert eft[at - 1 : at + 1] == ["101.8 %", "–"]  # not in that table
+    shutil.copytree(RESULTS / "digits", tmp_path / "other" / "digits")
+    assert "| in the paper |" not in page(find_results(tmp_path / "other"))

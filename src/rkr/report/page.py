@@ -19,7 +19,7 @@ from rkr.learners import METHODS, ZERO_SHOT_METHODS
 from rkr.recipes import Recipe, load_recipe
 from rkr.report.metrics import Spread
 from rkr.report.results import Result, by_recipe, comparable, find_results, flat_options
-from rkr.report.tables import summarise, summary_cells, zero_shot_cells
+from rkr.report.tables import Summary, summarise, summary_cells, zero_shot_cells
 
 INTRODUCTION = """\
 # Results
@@ -27,7 +27,8 @@ INTRODUCTION = """\
 Made by `make results` from the files in [results/](../results): no number here is typed by hand. Accuracy is the mean
 over all tasks after the last one, in %, the task given; ± is the 95 % interval over orders or seeds where there are
 several. Of zero-shot tasks H takes the place of accuracy. `paper` is what the paper prints for its own schedule and 5
-orders. The other columns are explained in [experiments.md](experiments.md).
+orders, `in the paper` the capacity that it prints: copies of the network and stored images, which penalties and
+memories need, are in ours and not in that. The other columns are explained in [experiments.md](experiments.md).
 """
 
 
@@ -60,7 +61,7 @@ def _section(name: str, runs: Sequence[Result]) -> str:
         lines += ["", beside if printed else f"Not the recipe's {schedule}."]
     summaries = summarise(runs, printed)
     if summaries:
-        cells = summary_cells(summaries)
+        cells = _beside_the_paper(summary_cells(summaries), summaries, recipe)
         lines += ["", *_table(["method", *cells], zip((s.method for s in summaries), *cells.values(), strict=True))]
     if recipe.zero_shot:
         lines += _zero_shot(runs)
@@ -86,6 +87,19 @@ def _section(name: str, runs: Sequence[Result]) -> str:
     lines += _options(runs) + _times(runs)
     lines += ["", f"Machine: {', '.join(sorted({_machine(run) for run in runs}))}.", ""]
     return "\n".join(lines)
+
+
+def _beside_the_paper(
+    cells: Mapping[str, Sequence[str]], summaries: Sequence[Summary], recipe: Recipe
+) -> dict[str, Sequence[str]]:
+    """The columns with one more: the capacity that the paper prints, which leaves out copies and stored images."""
+    printed = [recipe.published(s.method, "capacity") for s in summaries]
+    found = {}
+    for name, column in cells.items():
+        found[name] = column
+        if name == "capacity" and any(value is not None for value in printed):
+            found["in the paper"] = [f"{value:g} %" if isinstance(value, float) else "–" for value in printed]
+    return found
 
 
 def _options(runs: Sequence[Result]) -> list[str]:
