@@ -53,6 +53,8 @@ def _child(job: dict[str, Any]) -> None:
         for number, path in enumerate(("/dev/null", job.pop("stdout"), job.pop("stderr"))):
             os.dup2(os.open(path, (os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if number else os.O_RDONLY, 0o644), number)
         os.environ.update(job.pop("environment"))
+        if "pause" in job:
+            small_runs.pauses(job.pop("pause"))
         if "fault" in job:
             small_runs.faults(*job.pop("fault"))
         if "file_size" in job:

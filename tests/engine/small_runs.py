@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from rkr.engine import Experiment, Run
 from rkr.engine.events import Event
 from rkr.engine.processes import make_fabric
 from rkr.learners import METHODS, Method
-from rkr.learners.learner import Outcome, Phase, ReadSamples, SeenTask
+from rkr.learners.learner import Learner, Outcome, Phase, ReadSamples, SeenTask
 from rkr.learners.one_network import OneNetwork
 from rkr.tasks import Augment, Images, Stream, Task, Training
 
@@ -238,6 +239,17 @@ class _Faulty:
 
         self._fault(half)
         self._file.write(data)
+
+
+def pauses(seconds: float) -> None:
+    """Rest before every epoch: small runs end in less time than a busy machine may take to stop them."""
+    begin = Learner.begin_epoch
+
+    def rested(self: Learner, progress: float) -> None:
+        time.sleep(seconds)
+        begin(self, progress)
+
+    Learner.begin_epoch = rested  # type: ignore[method-assign]
 
 
 def faults(at: int, kind: str) -> None:

@@ -101,7 +101,7 @@ def test_killed_again_and_again_at_its_start(server: Server, tmp_path: Path) -> 
     """A process that resumes, and is killed before it has done anything, loses nothing."""
     execute(tmp_path / "whole", "rkr")
     job = {"folder": str(tmp_path / "parts"), "method": "rkr"}
-    process = server.start("run", **job)
+    process = server.start("run", **job, pause=0.5)
     process.until(lambda: process.events("taskend"))
     assert process.kill() == -signal.SIGKILL
     state = (tmp_path / "parts" / "state.safetensors").read_bytes()
@@ -140,7 +140,7 @@ def whole(server: Server, recipe: Path, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c(server: Server, tmp_path: Path, recipe: Path, whole: Path, number: int) -> None:
-    process = server.cli(*words(recipe, tmp_path))
+    process = server.cli(*words(recipe, tmp_path), pause=0.5)
     process.until(lambda: "task 1/5" in process.stdout)
     process.signal(number, group=True)
     assert process.wait() == 130
@@ -157,7 +157,7 @@ def test_ctrl_c(server: Server, tmp_path: Path, recipe: Path, whole: Path, numbe
 
 def test_kill_9_of_the_command(server: Server, tmp_path: Path, recipe: Path, whole: Path) -> None:
     for task in (1, 2, 4):
-        process = server.cli(*words(recipe, tmp_path, "--json", "--save-minutes", 0))
+        process = server.cli(*words(recipe, tmp_path, "--json", "--save-minutes", 0), pause=0.3)
         process.until(lambda: any(end["number"] >= task for end in process.events("taskend")))  # noqa: B023
         assert process.kill() == -signal.SIGKILL
     assert server.cli(*words(recipe, tmp_path)).wait() == 0
@@ -165,7 +165,7 @@ def test_kill_9_of_the_command(server: Server, tmp_path: Path, recipe: Path, who
 
 
 def test_ctrl_c_ends_all_runs_of_a_command(server: Server, tmp_path: Path, recipe: Path) -> None:
-    process = server.cli(*words(recipe, tmp_path, "--json", method="rkr,finetune"))
+    process = server.cli(*words(recipe, tmp_path, "--json", method="rkr,finetune"), pause=0.3)
     process.until(lambda: process.events("taskend"))
     process.signal(signal.SIGINT)
     process.signal(signal.SIGTERM)  # at once, as torchrun does it: still the same stop
