@@ -85,6 +85,7 @@ METHODS: dict[str, Method] = {
     "rkr-k8": Method(Rkr, "RKR of rank 8", {"rank": 8}),
     "rkr-random": Method(Rkr, "RKR whose tasks start at random instead of the previous task", {"init": "random"}),
     "finetune": Method(Finetune, "one network fine-tuned on each task, nothing against forgetting"),
+    "finetune-bn": Method(Finetune, "fine-tuning whose tasks keep their batch normalisation", {"bn": "per_task"}),
     "separate": Method(Separate, 'one network for each task (the paper\'s "Original")'),
     "joint": Method(Joint, "one network, trained on the images of all tasks so far"),
     "head-only": Method(HeadOnly, "the network of the first task, frozen, with a new head for each task"),
