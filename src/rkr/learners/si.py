@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from rkr.errors import UsageError
 from rkr.learners.anchored import Anchored
-from rkr.learners.learner import MakeNetwork, Phase, ReadSamples, SeenTask, nbytes
+from rkr.learners.learner import MakeNetwork, ReadSamples, SeenTask, nbytes
 
 
 class SynapticIntelligence(Anchored):
@@ -36,10 +36,9 @@ class SynapticIntelligence(Anchored):
         if damping <= 0:
             raise UsageError(f"damping must be above 0, not {damping!r}")
         self.damping = damping
-        zeros = [torch.zeros_like(p) for p in self.shared()]
-        self.path = nn.ParameterList([nn.Parameter(t, requires_grad=False) for t in zeros])  # ω
-        self.before = nn.ParameterList([nn.Parameter(t.clone(), requires_grad=False) for t in zeros])  # the last step
-        self._gradients: list[Tensor | None] = []  # of the loss, between `before_step` and `after_step`
+        zeros = [nn.Parameter(torch.zeros_like(p), requires_grad=False) for p in self.shared()]
+        self.path = nn.ParameterList(zeros)  # ω
+        self._step: list[tuple[Tensor, Tensor] | None] = []  # where it begins, and the gradients of the loss there
 
     @torch.no_grad()
     def begin(self, task: SeenTask) -> None:
@@ -47,22 +46,17 @@ class SynapticIntelligence(Anchored):
         for path in self.path:
             path.zero_()
 
-    @torch.no_grad()
-    def prepare(self, phase: Phase, train: ReadSamples) -> None:
-        for before, p in zip(self.before, self.shared(), strict=True):
-            before.copy_(p)
-
     def before_step(self, optimizer: Optimizer) -> None:
-        self._gradients = [None if p.grad is None else p.grad.clone() for p in self.shared()]
+        self._step = [None if p.grad is None else (p.detach().clone(), p.grad.clone()) for p in self.shared()]
         super().before_step(optimizer)
 
     @torch.no_grad()
     def after_step(self) -> None:
         """ω_i -= g_i Δθ_i, g being the gradient of the loss without the penalty, where the step began."""
-        for p, before, path, own in zip(self.shared(), self.before, self.path, self._gradients, strict=True):
-            if own is not None:
-                path.sub_(own * (p - before))
-            before.copy_(p)
+        for p, path, began in zip(self.shared(), self.path, self._step, strict=True):
+            if began is not None:
+                before, gradient = began
+                path.sub_(gradient * (p - before))
 
     @torch.no_grad()
     def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
