@@ -61,7 +61,7 @@ def two_tasks() -> rkr.RectifiedModel:
 def packed(model: rkr.RectifiedModel) -> int:
     """How many packed weights the cache holds."""
     entries = model._active.cache._entries.values()
-    return sum(weight.is_mkldnn for of_task in entries for _, weight, _ in of_task.values())
+    return sum(entry.weight.is_mkldnn for of_task in entries for entry in of_task.values())
 
 
 @needs_onednn
@@ -161,10 +161,10 @@ def test_a_weight_is_packed_once_and_counted_as_it_is() -> None:
     cache = model._active.cache
     with torch.no_grad():
         first = model(x)
-        ((_, weight, _),) = next(iter(cache._entries.values())).values()
+        ((_, _, weight, _),) = next(iter(cache._entries.values())).values()
         assert weight.is_mkldnn
         assert torch.equal(model(x), first)
-        assert next(iter(cache._entries.values())).popitem()[1][1] is weight
+        assert next(iter(cache._entries.values())).popitem()[1].weight is weight
     assert cache.nbytes == torch.ops.mkldnn._nbytes(weight) > 17 * 17 * 9 * 4
 
 

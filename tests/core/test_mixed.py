@@ -548,7 +548,7 @@ def test_wrong_lengths_and_names() -> None:
             model(x, tasks=names)
         assert model.task == "d"
     with pytest.raises(rkr.UsageError, match="tensor input"):
-        model({"x": x}, tasks=["a"])
+        model({"x": 3}, tasks=["a"])
     check(model, list("abcd"), x)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 from rkr.core.changes import Change
 from rkr.core.model import RectifiedModel
 from rkr.core.sites import Site
-from rkr.core.state import TaskState, version_key
+from rkr.core.state import TaskState
 from rkr.core.widths import Space, find_spaces
 
 NEVER = 1 << 30
@@ -100,13 +100,12 @@ class Growth(Change, nn.Module):
         picked = self.picked(site, task.number, inputs)
         if torch.is_grad_enabled() and whole.requires_grad:
             return cut(whole, picked)
-        cache, key = site.active.cache, (version_key(whole), tuple(map(len, picked)))
-        place = (site, inputs)
-        found = cache.get(task, place, key)
+        cache, place, lengths = site.active.cache, (site, inputs), tuple(map(len, picked))
+        found = cache.get(task, place, (whole,), lengths)
         if found is None:
             with torch.inference_mode(False), torch.no_grad():
                 found = cut(whole, picked).clone(), None
-            cache.put(task, place, key, *found)
+            cache.put(task, place, (whole,), *found, lengths)
         return found[0]
 
     def picked(self, site: Site, number: int, inputs: bool = True) -> tuple[Tensor, ...]:

@@ -7,7 +7,7 @@ layers do) therefore sees the rectified weight, while `state_dict` still holds t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, cast
@@ -21,7 +21,7 @@ from rkr.core.changes import Rectification
 from rkr.core.convolution import convolve, is_plain_conv, packing
 from rkr.core.rectification import formula, rectified_weight, scaled
 from rkr.core.sites import BATCH_NORMS, Site
-from rkr.core.state import TaskState, version_key
+from rkr.core.state import Active, TaskState
 from rkr.errors import UsageError
 
 
@@ -91,15 +91,15 @@ def merged_for(
         return weight, b if b is None or f is None else b * f
     if torch._C._are_functorch_transforms_active():
         return scaled(rectified_weight(w, lm, rm, layout), f, 0), b if b is None or f is None else b * f
-    cache, key = site.active.cache, version_key(w, b, lm, rm, f)
+    cache, sources = site.active.cache, (w, b, lm, rm, f)
     place = site if pack is None else (site, "packed")
-    found = cache.get(task, place, key)
+    found = cache.get(task, place, sources)
     if found is None:
         with torch.inference_mode(False), torch.no_grad():
             merge = kernels.merge if fast else _merge_by_formula
             weight = merge(w, lm, rm, f, layout)
             found = weight if pack is None else pack(weight), b if b is None or f is None else b * f
-        cache.put(task, place, key, *found)
+        cache.put(task, place, sources, *found)
     return found
 
 
@@ -123,7 +123,10 @@ class _Exchanged:
     training: bool
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _rebuild, _exchange_of[type(self)], self.__dict__
+        state, own = self.__dict__, getattr(type(self), "__getstate__", None)
+        if own is not None and own is not getattr(object, "__getstate__", None):  # which Python has from 3.11 on
+            state = own(self)
+        return _rebuild, _exchange_of[type(self)], state
 
 
 class _MergedWeight(_Exchanged):
@@ -259,8 +262,10 @@ class _BatchNorm(_Norm):
         mixed = self._rkr.active.mixed
         if mixed is not None:
             return mixed.batch_norm(self._rkr, x)
-        plain, task = super().forward, self._rkr.active.task  # type: ignore[misc]
-        return plain(x) if task is None else self._rkr.change.normalised(self._rkr, task, x, plain)
+        plain, site = super().forward, self._rkr  # type: ignore[misc]
+        if self.training and site.active.base_frozen and not site.stats and not torch.compiler.is_compiling():
+            plain = _on_own_buffers(self, plain)  # someone has set `training` by hand
+        return plain(x) if site.active.task is None else site.change.normalised(site, site.active.task, x, plain)
 
 
 def _norm_tensor(module: Any, name: str) -> Tensor | None:
@@ -272,13 +277,40 @@ def _norm_tensor(module: Any, name: str) -> Tensor | None:
 
 
 class _Pinned(_Exchanged):
-    """A shared module with buffers: once the base is frozen, whatever a call writes to them does not last."""
+    """A module with shared buffers: once the base is frozen, whatever a call writes to them does not last."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        try:
+        with lent_buffers(self._rkr.active, [self._rkr]):
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
-        finally:
-            self._rkr.restore_buffers()
+
+
+@contextmanager
+def lent_buffers(active: Active, sites: Sequence[Site]) -> Iterator[None]:
+    """Let modules compute on copies of the buffers that tasks share, if the base is frozen.
+
+    What a pass writes there it may read again, but it does not last. Torch does not count every write
+    (`F.batch_norm` and `.data` are not counted), so none is looked for.
+    """
+    lending = [] if active.lent or not active.base_frozen else [site for site in sites if site.keeps]
+    if not lending:
+        yield
+        return
+    had = [(site.module._buffers, site.lend_buffers()) for site in lending]
+    active.lent = True
+    try:
+        yield
+    finally:
+        active.lent = False
+        for buffers, before in had:
+            buffers.update(before)
+
+
+def _on_own_buffers(module: Any, forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def run(x: Tensor) -> Tensor:
+        with own_buffers(module):
+            return forward(x)
+
+    return run
 
 
 @contextmanager
@@ -333,18 +365,19 @@ def check_input(site: Site, x: Tensor) -> None:
 
 
 @cache
-def exchanged_class(mixin: type, original: type) -> type:
-    """The subclass of `original` with `mixin` in front; one object for each pair."""
-    new = type(f"Rectified{original.__name__}", (mixin, original), {"__module__": __name__})
-    _exchange_of[new] = (mixin, original)
+def exchanged_class(mixin: type, original: type, pinned: bool = False) -> type:
+    """The subclass of `original` with `mixin` in front, and `_Pinned` if it has shared buffers; one for each triple."""
+    bases = (_Pinned, mixin, original) if pinned else (mixin, original)
+    new = type(f"Rectified{original.__name__}", bases, {"__module__": __name__})
+    _exchange_of[new] = (mixin, original, pinned)
     return new
 
 
-_exchange_of: dict[type, tuple[type, type]] = {}
+_exchange_of: dict[type, tuple[type, type, bool]] = {}
 
 
-def _rebuild(mixin: type, original: type) -> Any:
-    cls: Any = exchanged_class(mixin, original)
+def _rebuild(mixin: type, original: type, pinned: bool = False) -> Any:
+    cls: Any = exchanged_class(mixin, original, pinned)
     return cls.__new__(cls)
 
 
@@ -368,7 +401,7 @@ def exchange(site: Site) -> None:
     else:
         mixin = _Conv if is_plain_conv(cls) else _MergedWeight
     module._rkr = site
-    module.__class__ = exchanged_class(mixin, cls)
+    module.__class__ = exchanged_class(mixin, cls, mixin is not _Pinned and bool(site.shared_buffers))
 
 
 def restore(module: nn.Module) -> None:
@@ -379,7 +412,7 @@ def restore(module: nn.Module) -> None:
 
 def original_class(module: nn.Module) -> type:
     """The class of a module before it was exchanged."""
-    return _exchange_of.get(type(module), (object, type(module)))[1]
+    return _exchange_of[type(module)][1] if type(module) in _exchange_of else type(module)
 
 
 def is_exchanged(module: nn.Module) -> bool:

@@ -7,14 +7,15 @@ the first dimension stays the batch all through the network. So it is used where
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Sized
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from rkr.core.changes import Rectification
 from rkr.core.layers import NeedsGrouping, autocasts, own_buffers
@@ -131,7 +132,7 @@ def run(model: RectifiedModel, args: Sequence[Any], kwargs: Mapping[str, Any], n
     active = model._active
     current = active.task
     try:
-        if not may_run_by_layer(model, tasks):
+        if not may_run_by_layer(model, tasks, args, kwargs):
             return run_groups(model, args, kwargs, batch, order)
         try:
             return run_layers(model, args, kwargs, batch, order)
@@ -153,7 +154,7 @@ def run_groups(model: RectifiedModel, args: Any, kwargs: Any, batch: MixedBatch,
         part, named = take((tuple(args), dict(kwargs)), picked, len(order))
         # In training mode statistics move: the task in use may learn from its samples, the others may not.
         with nullcontext() if task is current or not model.training else own_buffers(task):
-            outputs.append(logits_of(model.change.run(model.network, part, named, task)))
+            outputs.append(logits_of(model._pass(part, named, task)))
     active.task = current
     return assemble(outputs, rows, class_dim(model))
 
@@ -162,7 +163,7 @@ def run_layers(model: RectifiedModel, args: Any, kwargs: Any, batch: MixedBatch,
     """One pass for all."""
     part, named = take((tuple(args), dict(kwargs)), order, len(order))
     model._active.mixed = batch
-    output = model.network(*part, **named)
+    output = model._pass(part, named, None)
     model._active.mixed = None
     return assemble([logits_of(output)], [order], class_dim(model))
 
@@ -173,7 +174,9 @@ def class_dim(model: RectifiedModel) -> int:
     return 1 if site is None or site.weight.dim() > 2 else -1
 
 
-def may_run_by_layer(model: RectifiedModel, tasks: Sequence[TaskState]) -> bool:
+def may_run_by_layer(
+    model: RectifiedModel, tasks: Sequence[TaskState], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> bool:
     """Whether the "layer" strategy applies to this call, pays, and holds for this network."""
     options = model.options
     if options.mixed == "group" or len(tasks) == 1 or options.layout != "axes":
@@ -188,8 +191,21 @@ def may_run_by_layer(model: RectifiedModel, tasks: Sequence[TaskState]) -> bool:
     if options.mixed == "auto" and linear <= other:
         return False
     if model._rowwise is None:
-        model._rowwise = is_rowwise(model.network)
-    return model._rowwise
+        model._rowwise = is_rowwise(model.network, model.head)
+    return model._rowwise and _all_tensors(model.network, args, kwargs)
+
+
+def _all_tensors(network: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether every argument of `forward` is given and a tensor, as the trace took it to be.
+
+    One that is left out, or a flag, may lead the call to code that the trace has not seen.
+    """
+    signature = inspect.signature(network.forward)
+    try:
+        given = signature.bind(*args, **kwargs).arguments
+    except TypeError:
+        return False
+    return all(isinstance(given.get(name), Tensor) for name in signature.parameters)
 
 
 def _device(model: RectifiedModel) -> torch.device:
@@ -198,10 +214,19 @@ def _device(model: RectifiedModel) -> torch.device:
 
 def batch_size(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     """Samples in a call: the first dimension of its first tensor."""
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor) and value.dim():
+    for value in _tensors((*args, *kwargs.values())):
+        if value.dim():
             return value.shape[0]
     raise UsageError("a batch with tasks needs a tensor input whose first dimension is the batch")
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Of a (nested) argument, as `take` finds them."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list | dict):
+        for v in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(v)
 
 
 def take(value: Any, rows: Tensor, size: int) -> Any:
@@ -209,7 +234,8 @@ def take(value: Any, rows: Tensor, size: int) -> Any:
     if isinstance(value, Tensor):
         return value[rows] if value.dim() and value.shape[0] == size else value
     if isinstance(value, tuple | list):
-        return type(value)(take(v, rows, size) for v in value)
+        parts = [take(v, rows, size) for v in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if isinstance(value, dict):
         return {k: take(v, rows, size) for k, v in value.items()}
     return value
@@ -252,6 +278,11 @@ def assemble(outputs: list[Any], rows: list[Tensor], dim: int) -> Any:
 
 def _pad(x: Tensor, width: int, dim: int) -> Tensor:
     """Widen a dimension, filled with -inf."""
+    if not x.is_floating_point():
+        raise UsageError(
+            f"tasks with different numbers of classes make outputs of different width, and {x.dtype} has no -inf to "
+            "fill them up with: return logits, or call the model once for each task"
+        )
     shape = list(x.shape)
     shape[dim] = width - shape[dim]
     return torch.cat([x, x.new_full(shape, -torch.inf)], dim)

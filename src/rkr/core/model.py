@@ -48,6 +48,7 @@ def rectify(network: nn.Module, rank: int | None = None, head: str | None = None
     return RectifiedModel(network, chosen, head)
 
 
+@torch.inference_mode(False)
 def load(folder: str | os.PathLike[str], network: nn.Module) -> RectifiedModel:
     """Read a model that `RectifiedModel.save` wrote into a network of the same architecture.
 
@@ -111,6 +112,7 @@ class RectifiedModel(nn.Module):
         """Whether the base is fixed for good: from the second task on, or from the first with `train_base=False`."""
         return self._active.base_frozen
 
+    @torch.inference_mode(False)  # its tensors are to be trained
     def add_task(
         self,
         name: str,
@@ -132,7 +134,7 @@ class RectifiedModel(nn.Module):
             head_init: "random", or "network" to start from the network's own classification layer.
         """
         _check_name(name)
-        self._check_owner()
+        self._check_layers()
         if name in self.tasks:
             raise UsageError(f"there is a task named {name!r} already: choose another name, or remove_task it first")
         source = self._source(init)
@@ -227,18 +229,20 @@ class RectifiedModel(nn.Module):
                     named[f"network.{key}" if key in named else key] = p
         return named
 
+    @torch.inference_mode(False)
     def freeze_base(self) -> None:
         """Fix the base network for good. Happens by itself when the second task comes."""
         if self.base_frozen:
             return
-        self._check_owner()
+        self._check_layers()
         for p in self.network.parameters():
             p.requires_grad_(False)
             p.grad = None
         self._active.base_frozen = True
         for site in self.sites:
             site.keep_buffers()
-        self.network.train(self.network.training)  # shared statistics go to evaluation mode
+            if site.kind == "norm":
+                site.module.train(site.module.training)  # shared statistics go to evaluation mode
         for task in self.tasks.values():  # at most one: the task with which the base was trained
             for key, tensor in clone_state(self._norm_state(task)).items():
                 task.put(key, tensor)
@@ -252,21 +256,19 @@ class RectifiedModel(nn.Module):
         Args:
             args: Passed to the network.
             tasks: A task's name for each sample of the batch. The result is one tensor, each row padded with -inf
-                beyond its task's classes.
+                beyond its task's classes. Tensors among the arguments, also within lists and dictionaries, are
+                taken apart by task if their first dimension is that of the first one; others go to every task.
             kwargs: Passed to the network.
         """
         self._check_owner()
-        self._restore_shared()
         try:
             with self._as_when_frozen():
                 if tasks is not None:
                     return mixed.run(self, args, kwargs, tasks)
-                return self.change.run(self.network, args, kwargs, self._active.require())
+                return self._pass(args, kwargs, self._active.require())
         except RuntimeError as error:
             self._explain((*args, *kwargs.values()), error)
             raise
-        finally:
-            self._restore_shared()
 
     def merged(self, name: str) -> nn.Module:
         """A plain copy of the user's network that computes what the task computes, with the same keys.
@@ -274,7 +276,8 @@ class RectifiedModel(nn.Module):
         It has no trace of this package: rectification and scale are folded into weights and biases.
         """
         task = self.tasks[name]
-        self._check_owner()
+        self._check_layers()
+        self._restore_shared()
         if type(self.change) is not Rectification:
             raise UsageError(f"{type(self.change).__name__} does not fold into plain weights: use the model itself")
         plain = copy.deepcopy(self.network, {id(self._active): Active()})  # without the tasks
@@ -314,7 +317,8 @@ class RectifiedModel(nn.Module):
     def fingerprint(self, name: str) -> str:
         """A hash of everything the task computes with: base, factors, normalisation, head.
 
-        Equal fingerprints mean equal answers. It stays the same over training of other tasks, saving and loading,
+        Equal fingerprints mean equal answers, provided that the network's `state_dict` holds all it computes with
+        (buffers with `persistent=False` are not in it). It stays the same over training of other tasks, saving and loading,
         devices and processes.
         """
         return files.task_fingerprint(self, self.tasks[name])
@@ -327,6 +331,7 @@ class RectifiedModel(nn.Module):
         """Write one task to one safetensors file, atomically."""
         files.save_task(self, self.tasks[name], path)
 
+    @torch.inference_mode(False)
     def load_task(self, path: str | os.PathLike[str], name: str | None = None) -> TaskState:
         """Read a task from its file and select it. A task with the same name is replaced.
 
@@ -347,6 +352,7 @@ class RectifiedModel(nn.Module):
 
     def train(self, mode: bool = True) -> RectifiedModel:
         """As for any module. What earlier tasks depend on does not move in either mode."""
+        self._check_layers()
         changes = mode != self.training
         super().train(mode)
         if changes:
@@ -372,8 +378,13 @@ class RectifiedModel(nn.Module):
         for p in self._unused_head():
             p.requires_grad_(False)
 
+    def _pass(self, args: Sequence[Any], kwargs: Mapping[str, Any], task: TaskState | None) -> Any:
+        """One pass of the network. `task` is for changes that run it otherwise; None in a mixed batch."""
+        with layers.lent_buffers(self._active, self.sites):
+            return self.change.run(self.network, args, kwargs, task)
+
     def _restore_shared(self) -> None:
-        """Put buffers that all tasks share back, if anything has moved them."""
+        """Put buffers that all tasks share back, whatever has moved them."""
         for site in self.sites:
             site.restore_buffers()
 
@@ -543,6 +554,23 @@ class RectifiedModel(nn.Module):
             raise UsageError(f"the network's state {odd!r} is not a tensor, so it cannot be hashed or saved")
         own = self._head_keys() | {k for s in self.sites if s.kind == "norm" for k in s.shapes()}
         return {k: v for k, v in state.items() if k not in own}
+
+    def _check_layers(self) -> None:
+        """That every layer is still the one that was rectified, and that none has come since which could forget."""
+        self._check_owner()
+        modules, known = dict(self.network.named_modules()), {id(site.module) for site in self.sites}
+        for site in self.sites:
+            if modules.get(site.path) is not site.module:
+                raise UsageError(
+                    f"layer {site.path!r} was replaced after rectify, and tasks have no hold on the new one: change "
+                    "the network (to SyncBatchNorm, for instance) before rectify"
+                )
+        for path, module in modules.items():
+            if id(module) not in known and any(b is not None for b in module._buffers.values()):
+                raise UsageError(
+                    f"module {path!r} came after rectify, and later tasks would change its buffers: build the whole "
+                    "network, if need be by running it once, before rectify"
+                )
 
     def _check_owner(self) -> None:
         if self.sites and getattr(self.sites[0].module, "_rkr", None) is not self.sites[0]:

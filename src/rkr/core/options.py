@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from numbers import Integral
 from typing import Any
 
 from rkr.errors import UsageError
@@ -75,10 +76,9 @@ class Options:
             object.__setattr__(self, name, tuple(texts))
         if not isinstance(self.ranks, Mapping) or not all(isinstance(k, str) for k in self.ranks):
             raise UsageError(f"ranks must map name patterns to ranks, not {self.ranks!r}")
-        object.__setattr__(self, "ranks", dict(self.ranks))
-        _check_rank("rank", self.rank)
-        for pattern, rank in self.ranks.items():
-            _check_rank(f"ranks[{pattern!r}]", rank)
+        ranks = {pattern: _rank(f"ranks[{pattern!r}]", rank) for pattern, rank in self.ranks.items()}
+        object.__setattr__(self, "ranks", ranks)
+        object.__setattr__(self, "rank", _rank("rank", self.rank))
         _check_choice("rectify_weights", self.rectify_weights, LAYER_CHOICES)
         _check_choice("scale_outputs", self.scale_outputs, LAYER_CHOICES)
         _check_choice("bn", self.bn, BN_POLICIES)
@@ -92,8 +92,9 @@ class Options:
             or not 0 < self.init_gain < float("inf")
         ):
             raise UsageError(f"init_gain must be greater than 0, not {self.init_gain!r}")
-        if not _is_number(self.cache_bytes) or not self.cache_bytes >= 0:
-            raise UsageError(f"cache_bytes must be at least 0, not {self.cache_bytes!r}")
+        if not _is_number(self.cache_bytes) or not self.cache_bytes >= 0 or self.cache_bytes % 1:
+            raise UsageError(f"cache_bytes must be a whole number of at least 0, not {self.cache_bytes!r}")
+        object.__setattr__(self, "cache_bytes", int(self.cache_bytes))  # 1e9 is one
 
     def selects(self, path: str) -> bool:
         """Whether the layer at `path` passes the include and exclude patterns."""
@@ -146,9 +147,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _check_rank(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+def _rank(name: str, value: Any) -> int:
+    """A plain whole number, which NumPy's are not."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
+    return int(value)
 
 
 def _check_choice(name: str, value: Any, allowed: Sequence[Any]) -> None:

@@ -37,14 +37,19 @@ _MODULES: tuple[type[nn.Module], ...] = (
 )
 
 
-def is_rowwise(network: nn.Module) -> bool:
-    """Whether it is proved that each sample's output depends on that sample alone, layer by layer."""
+def is_rowwise(network: nn.Module, head: str | None = None) -> bool:
+    """Whether it is proved that each sample's output depends on that sample alone, layer by layer.
+
+    And that the head's output is the network's: rows are padded there, which nothing else may see.
+    """
     modules = dict(network.named_modules())
     try:
         graph = Tracer().trace(network)
     except Exception:  # whatever a user's forward does with a symbolic input: then there is no proof
         return False
-    return all(_is_rowwise(node, modules) for node in graph.nodes)
+    heads = [node for node in graph.nodes if node.op == "call_module" and node.target == head]
+    last = all(user.op == "output" for node in heads for user in node.users)
+    return last and all(_is_rowwise(node, modules) for node in graph.nodes)
 
 
 def _is_rowwise(node: fx.Node, modules: dict[str, nn.Module]) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -13,7 +12,7 @@ from torch.nn.utils import parametrize
 
 from rkr.core.changes import Change
 from rkr.core.options import Options
-from rkr.core.state import STATISTICS, Active, TaskState, version_key
+from rkr.core.state import STATISTICS, Active, TaskState
 from rkr.errors import UsageError
 
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -38,7 +37,7 @@ class Site:
     stats: bool = False  # norm: each task has its own running statistics
 
     def __post_init__(self) -> None:
-        self._kept: dict[str, tuple[Any, Tensor]] = {}
+        self._kept: dict[str, Tensor] = {}
         self.lm, self.rm, self.f = (join(self.path, name) for name in ("lm", "rm", "f"))
         self.weight_name, self.bias_name = (
             ("in_proj_weight", "in_proj_bias") if self.kind == "attention" else ("weight", "bias")
@@ -84,20 +83,34 @@ class Site:
         value = self.module._parameters.get(name)
         return value if value is not None else self.module._buffers.get(name)
 
+    @property
+    def shared_buffers(self) -> dict[str, Tensor]:
+        """Those of the module that no task has for itself. (Shared statistics are seen to by `layers`.)"""
+        own = {key.rpartition(".")[2] for key in self.shapes()} | set(STATISTICS if self.kind == "norm" else ())
+        return {name: b for name, b in self.module._buffers.items() if b is not None and name not in own}
+
     def keep_buffers(self) -> None:
-        """Remember the buffers of a shared module, which earlier tasks depend on."""
-        if self.kind == "pinned":
-            found = ((name, b) for name, b in self.module._buffers.items() if b is not None)
-            self._kept = {name: (version_key(b), b.detach().clone()) for name, b in found}
+        """Remember shared buffers, which earlier tasks depend on."""
+        self._kept = {name: b.detach().clone() for name, b in self.shared_buffers.items()}
+
+    @property
+    def keeps(self) -> bool:
+        """Whether there are any."""
+        return bool(self._kept)
 
     def restore_buffers(self) -> None:
-        """Put them back where something has written to them. A new tensor each time: autograd may hold the old one."""
-        for name, (version, kept) in self._kept.items():
-            now = self.module._buffers.get(name)
-            if now is not None and version_key(now) != version:
-                fresh = kept.to(now, copy=True)
-                self.module._buffers[name] = fresh
-                self._kept[name] = (version_key(fresh), kept)
+        """Put them back, whatever has written to them. New tensors: autograd may hold the old ones."""
+        self.lend_buffers()
+
+    def lend_buffers(self) -> dict[str, Tensor | None]:
+        """Let the module compute on copies of them; what it had, to be put back."""
+        buffers, had = self.module._buffers, {}
+        for name, kept in self._kept.items():
+            now = had[name] = buffers.get(name)
+            if now is not None and (kept.device, kept.dtype) != (now.device, now.dtype):
+                self._kept[name] = kept = kept.to(now)
+            buffers[name] = kept.clone()
+        return had
 
     def draw(self) -> dict[str, Tensor]:
         """New tensors for a task that starts as the base network."""
@@ -119,9 +132,9 @@ def join(path: str, name: str) -> str:
 def find_sites(network: nn.Module, options: Options, change: Change, head: str | None, active: Active) -> list[Site]:
     """The places of a network that tasks change. Checks everything before anything is touched."""
     modules = dict(network.named_modules())
-    lazy = next((n for n, p in network.named_parameters() if is_lazy(p)), None)
+    lazy = next((n for n, t in (*network.named_parameters(), *network.named_buffers()) if is_lazy(t)), None)
     if lazy is not None:
-        raise UsageError(f"parameter {lazy!r} has no shape yet: run the network once before rectify")
+        raise UsageError(f"{lazy!r} has no shape yet: run the network once before rectify")
     if head is not None:
         head = _check_head(network, modules, head)
     sites = []

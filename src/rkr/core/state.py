@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,13 @@ class TaskState(nn.Module):
             self._buffers[key] = tensor.detach()
         else:
             self._parameters[key] = nn.Parameter(tensor.detach(), requires_grad=False)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Names with dots are tensors: `load_state_dict(..., assign=True)` sets them."""
+        if "." in name:
+            (self._buffers if is_statistic(name) else self._parameters)[name] = value
+        else:
+            super().__setattr__(name, value)
 
     def discard(self, key: str) -> None:
         """Give up a tensor."""
@@ -105,9 +112,17 @@ class TaskTable(nn.Module):
     def __iter__(self) -> Iterator[str]:
         return (task.name for task in self._table.values())
 
+    def keys(self) -> list[str]:
+        """Their names in order."""
+        return list(self)
+
     def values(self) -> list[TaskState]:
         """The tasks in order."""
         return list(self._table.values())
+
+    def items(self) -> list[tuple[str, TaskState]]:
+        """Both."""
+        return [(task.name, task) for task in self.values()]
 
     def last(self) -> TaskState | None:
         """The task that was added last."""
@@ -143,6 +158,7 @@ class Active:
     task: TaskState | None = None
     mixed: MixedBatch | None = None
     base_frozen: bool = False  # whether the base is fixed for good
+    lent: bool = False  # whether modules compute on copies of shared buffers at the moment
     cache: MergeCache = field(default_factory=lambda: MergeCache(0))
 
     def require(self) -> TaskState:
@@ -161,17 +177,24 @@ class Active:
         return task
 
 
+class _Entry(NamedTuple):
+    sources: tuple[Tensor | None, ...]  # held, so that no other tensor comes to lie at the address of one of them
+    key: Any
+    weight: Tensor
+    bias: Tensor | None
+
+
 class MergeCache:
     """Merged weights of the tasks used last, within a bound in bytes.
 
-    An entry is served only while every tensor it was built from is unchanged: its key holds their addresses and
-    version counters, so a task that was trained or loaded again is merged anew. Weights are always built from
-    the frozen base, never un-merged, so nothing drifts.
+    An entry is served only while every tensor it was built from is the same and unchanged, by its version counter, so
+    a task that was trained or loaded again is merged anew. Weights are always built from the frozen base, never
+    un-merged, so nothing drifts.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._entries: OrderedDict[TaskState, dict[Hashable, tuple[Any, Tensor, Tensor | None]]] = OrderedDict()
+        self._entries: OrderedDict[TaskState, dict[Hashable, _Entry]] = OrderedDict()
         self._bytes = 0
 
     @property
@@ -179,19 +202,34 @@ class MergeCache:
         """Bytes held now."""
         return self._bytes
 
-    def get(self, task: TaskState, place: Hashable, key: Any) -> tuple[Tensor, Tensor | None] | None:
-        """The merged weight and bias, if they are there and still valid."""
+    def get(
+        self, task: TaskState, place: Hashable, sources: Sequence[Tensor | None], more: Hashable = None
+    ) -> tuple[Tensor, Tensor | None] | None:
+        """The weight and bias that were merged from these tensors, if they are there and still valid."""
         entry = self._entries.get(task, {}).get(place)
-        if entry is None or entry[0] != (key, version_key(*entry[1:])):
+        if (
+            entry is None
+            or any(a is not b for a, b in zip(entry.sources, sources, strict=True))
+            or entry.key != (version_key(*sources), version_key(entry.weight, entry.bias), more)
+        ):
             return None
-        return entry[1:]
+        return entry.weight, entry.bias
 
-    def put(self, task: TaskState, place: Hashable, key: Any, weight: Tensor, bias: Tensor | None) -> None:
-        """Keep merged tensors; the least recently used other tasks make room."""
+    def put(
+        self,
+        task: TaskState,
+        place: Hashable,
+        sources: Sequence[Tensor | None],
+        weight: Tensor,
+        bias: Tensor | None,
+        more: Hashable = None,
+    ) -> None:
+        """Keep merged tensors; the least recently used other tasks make room. `more` is what else they depend on."""
         entries = self._entries.setdefault(task, {})
         if place in entries:
             self._bytes -= _size(entries[place])
-        entries[place] = ((key, version_key(weight, bias)), weight, bias)  # a user may write to either
+        key = version_key(*sources), version_key(weight, bias), more  # a user may write to either
+        entries[place] = _Entry(tuple(sources), key, weight, bias)
         self._bytes += _size(entries[place])
         self.touch(task)
         while self._bytes > self.limit and len(self._entries) > 1:
@@ -218,8 +256,9 @@ class MergeCache:
         return MergeCache, (self.limit,)
 
 
-def _size(entry: tuple[Any, Tensor, Tensor | None]) -> int:
-    return sum(torch.ops.mkldnn._nbytes(t) if t.is_mkldnn else t.nbytes for t in entry[1:] if t is not None)
+def _size(entry: _Entry) -> int:
+    tensors = (entry.weight, entry.bias)
+    return sum(torch.ops.mkldnn._nbytes(t) if t.is_mkldnn else t.nbytes for t in tensors if t is not None)
 
 
 def version_key(*tensors: Tensor | None) -> tuple[Any, ...]:

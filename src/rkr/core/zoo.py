@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import torch
 from torch import nn
 
 from rkr.atomic import TEMPORARY, write_atomic
@@ -145,10 +146,11 @@ def _load(
         if task.name != entry["name"]:
             raise FileError(f"{folder / entry['file']}: holds the task {task.name!r}, not {entry['name']!r}")
         tasks.append(task)
-    network.load_state_dict(base)
-    fixed = set(index["fixed"])
-    for name, p in network.named_parameters():
-        p.requires_grad_(name not in fixed)
+    with torch.inference_mode(any(p.is_inference() for p in network.parameters())):  # as it was built
+        network.load_state_dict(base)
+        fixed = set(index["fixed"])
+        for name, p in network.named_parameters():
+            p.requires_grad_(name not in fixed)
     model._user_requires_grad = {n: p.requires_grad for n, p in network.named_parameters()}
     model._attach()
     model._restore_tasks(tasks, index["current"], index["base_frozen"])
@@ -225,7 +227,7 @@ def _read_options(values: Any) -> Options:
         elif kind is tuple:
             fits = isinstance(value, list) and all(isinstance(v, str) for v in value)
         else:
-            fits = isinstance(value, (int, float) if kind is float else kind)
+            fits = isinstance(value, (int, float) if kind is float or key == "cache_bytes" else kind)
         if not fits:
             raise ValueError(f"the option {key!r} is {value!r}")
     return Options.from_json(values)
