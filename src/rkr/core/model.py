@@ -318,8 +318,8 @@ class RectifiedModel(nn.Module):
         """A hash of everything the task computes with: base, factors, normalisation, head.
 
         Equal fingerprints mean equal answers, provided that the network's `state_dict` holds all it computes with
-        (buffers with `persistent=False` are not in it). It stays the same over training of other tasks, saving and loading,
-        devices and processes.
+        (buffers with `persistent=False` are not in it). It stays the same over training of other tasks, saving and
+        loading, devices and processes.
         """
         return files.task_fingerprint(self, self.tasks[name])
 
