@@ -134,6 +134,8 @@ def cost(
     arguments = {name: value for name, value in given.items() if value is not None}
     settings = NetworkSettings.checked({"name": network, **arguments})
     shape = _shape(input_) if input_ is not None else None
+    if network == "cada-vae":
+        raise UsageError("only its encoder of images is counted: rkr cost visual-encoder --rank 16 --tasks 4")
     head = settings.head if isinstance(getattr(settings.build(), settings.head, None), nn.Linear) else None
     found = count(method, settings.build, head, tasks, rank, shape)
     if not json_:
@@ -340,7 +342,7 @@ def _list_exhibits(exhibits: list[Exhibit], out: Path, data: str | None, quick: 
     console = _console()
     console.print(table)
     schedule = "shortened schedules, one run of each method" if quick else "the paper's schedule and number of runs"
-    print(f"* about, on one core, for {schedule}; see --quick and --runs")
+    print(f"* at most about, every run taken for the longest one: on one core, for {schedule}; see --quick and --runs")
 
 
 def _show_exhibit(exhibit: Exhibit, out: Path, quick: bool, json_: bool) -> None:

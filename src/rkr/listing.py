@@ -58,6 +58,10 @@ def _methods(name: str) -> dict[str, Method]:
     kinds = {"images": METHODS, "zero-shot tasks": ZERO_SHOT_METHODS}
     found = {kind: methods[name] for kind, methods in kinds.items() if name in methods}
     if not found:
+        for kind in ("networks", "datasets"):
+            if name in everything()[kind]:
+                one = kind.removesuffix("s")
+                raise UsageError(f"{name} is a {one}: `rkr list` says what it is; only methods and recipes have more")
         names = dict.fromkeys((*METHODS, *ZERO_SHOT_METHODS, *recipe_names()))
         raise UsageError(f"no method or recipe {name!r}{choose(name, names)}")
     return found

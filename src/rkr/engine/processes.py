@@ -20,9 +20,13 @@ from torch import Tensor, nn
 
 from rkr.errors import UsageError
 
+ACCELERATORS = ("auto", "cpu", "cuda", "mps")
+
 
 def make_fabric(accelerator: str = "auto", precision: str | None = None) -> Fabric:
     """A Fabric for this process: alone, or one of those that torchrun started."""
+    if accelerator not in ACCELERATORS:
+        raise UsageError(f"--accelerator: choose one of {', '.join(ACCELERATORS)}, not {accelerator!r}")
     world, local = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     try:
         fabric = Fabric(

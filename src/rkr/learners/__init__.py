@@ -89,16 +89,16 @@ METHODS: dict[str, Method] = {
     "separate": Method(Separate, 'one network for each task (the paper\'s "Original")'),
     "joint": Method(Joint, "one network, trained on the images of all tasks so far"),
     "head-only": Method(HeadOnly, "the network of the first task, frozen, with a new head for each task"),
-    "l2t": Method(L2Transfer, "L2-Transfer (Yoon et al. 2020): penalty on leaving the old weights; keeps them, 200 %"),
-    "ewc": Method(Ewc, "EWC (Kirkpatrick et al. 2017): Fisher-weighted penalty; keeps weights and Fisher, 300 %"),
+    "l2t": Method(L2Transfer, "L2-Transfer (Yoon et al. 2020): a penalty on leaving old weights; about 200 %"),
+    "ewc": Method(Ewc, "EWC (Kirkpatrick et al. 2017): Fisher-weighted penalty; keeps weights and Fisher, about 300 %"),
     "si": Method(
         SynapticIntelligence,
-        "SI (Zenke et al. 2017): penalty weighted by path integrals; keeps weights and these, 300 %",
+        "SI (Zenke et al. 2017): penalty weighted by path integrals; keeps weights and these, about 300 %",
     ),
     "pc": Method(
-        ProgressCompress, "P&C (Schwarz et al. 2018): an active column, distilled with online EWC; keeps as EWC, 300 %"
+        ProgressCompress, "P&C (Schwarz et al. 2018): an active column, distilled with online EWC; keeps about 300 %"
     ),
-    "lwf": Method(Lwf, "LwF (Li & Hoiem 2016): distils old heads on new images; keeps the old network, 200 %"),
+    "lwf": Method(Lwf, "LwF (Li & Hoiem 2016): distils old heads on new images; keeps the old network, about 200 %"),
     "icarl": Method(
         Icarl, "iCaRL (Rebuffi et al. 2017): exemplars, nearest mean; keeps 2,000 images and the old network"
     ),

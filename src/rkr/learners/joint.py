@@ -14,7 +14,13 @@ from rkr.learners.one_network import ONE_PASS, OneNetwork
 
 
 class Joint(OneNetwork):
-    """With every new task, train one network further on the images of all tasks so far, each with its own head."""
+    """With every new task, train one network further on the images of all tasks so far, each with its own head.
+
+    Args:
+        make: Builds the network.
+        head: Its classification layer.
+        bn: Batch normalisation: "shared" by all tasks, or "frozen" after the first one.
+    """
 
     bn_choices: ClassVar[tuple[str, ...]] = ONE_PASS
 

@@ -63,6 +63,8 @@ def _section(name: str, runs: Sequence[Result]) -> str:
     if summaries:
         cells = _beside_the_paper(summary_cells(summaries), summaries, recipe)
         lines += ["", *_table(["method", *cells], zip((s.method for s in summaries), *cells.values(), strict=True))]
+        if len({s.runs for s in summaries}) > 1:
+            lines += ["", "Not all methods have run in the same orders or seeds: compare single rows below."]
     if recipe.zero_shot:
         lines += _zero_shot(runs)
     begun = [run for run in runs if run.done]
@@ -185,7 +187,10 @@ CONTRAST = {"rkr", "finetune"}
 
 
 def headline(results: Sequence[Result]) -> bytes:
-    """The README's figure as SVG: accuracy over tasks of the complete runs of one recipe."""
+    """The README's figure as SVG: accuracy over tasks of one recipe, in its first order.
+
+    Shown are the methods of the paper's table, with fine-tuning and separate networks: more would hide each other.
+    """
     from rkr.report.figures import accuracy_over_tasks
 
     complete = by_recipe(result for result in results if result.finished)
@@ -193,7 +198,11 @@ def headline(results: Sequence[Result]) -> bytes:
     if not several:
         raise UsageError(f"none of {', '.join(HEADLINE)} has complete runs of {' and '.join(sorted(CONTRAST))}")
     with tempfile.TemporaryDirectory() as folder:
-        written = accuracy_over_tasks(complete[several[0]], Path(folder) / "headline")
+        runs = complete[several[0]]
+        recipe = _recipe(runs[0].settings)
+        shown = {*CONTRAST, "separate", *(number.method for number in recipe.paper)}
+        runs = [run for run in runs if run.method in shown and run.label == str(recipe.orders[0])]
+        written = accuracy_over_tasks(runs, Path(folder) / "headline")
         return next(path for path in written if path.suffix == ".svg").read_bytes()
 
 
