@@ -131,6 +131,31 @@ def test_whatever_writes_to_shared_buffers(middle: type[nn.Module], directly: bo
         assert all(b.dtype in (torch.float64, torch.int64) for b in module._buffers.values() if b is not None)
 
 
+@pytest.mark.parametrize("directly", [False, True])
+def test_buffers_within_a_module_that_has_some_itself(directly: bool) -> None:
+    class Around(Average):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Average()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(super().forward(x))
+
+    network = Net(Around())
+    network.register_buffer("calls", torch.zeros(()))
+
+    def count(module: nn.Module, given: Any) -> None:
+        network.calls += 1
+
+    network.register_forward_pre_hook(count)
+    model = first_task(network)
+    before = {name: b.clone() for name, b in network.named_buffers()}
+    model.add_task("b", classes=3)
+    steps(model, 3 * X + 1, network if directly else None)
+    assert {name: b.tolist() for name, b in network.named_buffers()} == {n: b.tolist() for n, b in before.items()}
+    assert before["calls"] == 3
+
+
 class Statistic(nn.Module):
     def __init__(self) -> None:
         super().__init__()

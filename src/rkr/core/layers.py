@@ -21,7 +21,7 @@ from rkr.core.changes import Rectification
 from rkr.core.convolution import convolve, is_plain_conv, packing
 from rkr.core.rectification import formula, rectified_weight, scaled
 from rkr.core.sites import BATCH_NORMS, Site
-from rkr.core.state import Active, TaskState
+from rkr.core.state import TaskState
 from rkr.errors import UsageError
 
 
@@ -280,29 +280,23 @@ class _Pinned(_Exchanged):
     """A module with shared buffers: once the base is frozen, whatever a call writes to them does not last."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with lent_buffers(self._rkr.active, [self._rkr]):
+        with lent_buffers([self._rkr]):
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
 
 @contextmanager
-def lent_buffers(active: Active, sites: Sequence[Site]) -> Iterator[None]:
+def lent_buffers(sites: Sequence[Site]) -> Iterator[None]:
     """Let modules compute on copies of the buffers that tasks share, if the base is frozen.
 
     What a pass writes there it may read again, but it does not last. Torch does not count every write
     (`F.batch_norm` and `.data` are not counted), so none is looked for.
     """
-    lending = [] if active.lent or not active.base_frozen else [site for site in sites if site.keeps]
-    if not lending:
-        yield
-        return
-    had = [(site.module._buffers, site.lend_buffers()) for site in lending]
-    active.lent = True
+    lending = [(site, site.lend_buffers()) for site in sites if site.lends]
     try:
         yield
     finally:
-        active.lent = False
-        for buffers, before in had:
-            buffers.update(before)
+        for site, before in lending:
+            site.take_back_buffers(before)
 
 
 def _on_own_buffers(module: Any, forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

@@ -380,7 +380,7 @@ class RectifiedModel(nn.Module):
 
     def _pass(self, args: Sequence[Any], kwargs: Mapping[str, Any], task: TaskState | None) -> Any:
         """One pass of the network. `task` is for changes that run it otherwise; None in a mixed batch."""
-        with layers.lent_buffers(self._active, self.sites):
+        with layers.lent_buffers(self.sites):
             return self.change.run(self.network, args, kwargs, task)
 
     def _restore_shared(self) -> None:

@@ -38,6 +38,7 @@ class Site:
 
     def __post_init__(self) -> None:
         self._kept: dict[str, Tensor] = {}
+        self._lent = False
         self.lm, self.rm, self.f = (join(self.path, name) for name in ("lm", "rm", "f"))
         self.weight_name, self.bias_name = (
             ("in_proj_weight", "in_proj_bias") if self.kind == "attention" else ("weight", "bias")
@@ -93,17 +94,26 @@ class Site:
         """Remember shared buffers, which earlier tasks depend on."""
         self._kept = {name: b.detach().clone() for name, b in self.shared_buffers.items()}
 
-    @property
-    def keeps(self) -> bool:
-        """Whether there are any."""
-        return bool(self._kept)
-
     def restore_buffers(self) -> None:
         """Put them back, whatever has written to them. New tensors: autograd may hold the old ones."""
-        self.lend_buffers()
+        self._put_copies()
+
+    @property
+    def lends(self) -> bool:
+        """Whether there are any, and the module does not compute on copies already."""
+        return bool(self._kept) and not self._lent
 
     def lend_buffers(self) -> dict[str, Tensor | None]:
-        """Let the module compute on copies of them; what it had, to be put back."""
+        """Let the module compute on copies of them; what it had."""
+        self._lent = True
+        return self._put_copies()
+
+    def take_back_buffers(self, had: dict[str, Tensor | None]) -> None:
+        """Give the module back what it had."""
+        self._lent = False
+        self.module._buffers.update(had)
+
+    def _put_copies(self) -> dict[str, Tensor | None]:
         buffers, had = self.module._buffers, {}
         for name, kept in self._kept.items():
             now = had[name] = buffers.get(name)

@@ -158,7 +158,6 @@ class Active:
     task: TaskState | None = None
     mixed: MixedBatch | None = None
     base_frozen: bool = False  # whether the base is fixed for good
-    lent: bool = False  # whether modules compute on copies of shared buffers at the moment
     cache: MergeCache = field(default_factory=lambda: MergeCache(0))
 
     def require(self) -> TaskState:
