@@ -245,10 +245,6 @@ def run(
     loaded = loaded.on_validation() if validation else loaded
     methods = tuple(loaded.methods) if method is None else _names(method)
     chosen = choose_orders(loaded, orders, () if order is None else _names(order))
-    if save_minutes < 0:
-        raise UsageError(f"--save-minutes must be at least 0, not {save_minutes}")
-    if threads is not None and threads < 1:
-        raise UsageError(f"--threads must be at least 1, not {threads}")
     drawn = choose_seeds(loaded, seeds, () if seed is None else _names(seed))
     plan = Plan(loaded, recipe, methods, chosen, out, epochs, drawn, limit, data, validation)
     how = How(workers, threads, accelerator, precision, save_minutes, tensorboard)
@@ -577,7 +573,3 @@ def report(
     for folder, files in (("tables", written.tables), ("figures", written.figures)):
         if files:
             print(f"{out / folder}: {len(files)} files")
-
-
-if __name__ == "__main__":
-    main()

@@ -165,6 +165,9 @@ class Plan:
         )
 
 
+PRECISIONS = ("32-true", "bf16-mixed")  # Fabric scales the loss of 16-mixed, which learners' steps know nothing of
+
+
 @dataclass(frozen=True)
 class How:
     """How runs are computed. Of these only precision and the kind of device change results, so they are recorded."""
@@ -175,6 +178,16 @@ class How:
     precision: str | None = None
     save_minutes: float = 5.0
     tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise UsageError(f"--workers must be at least 1, not {self.workers}")
+        if self.threads is not None and self.threads < 1:
+            raise UsageError(f"--threads must be at least 1, not {self.threads}")
+        if self.precision not in (None, *PRECISIONS):
+            raise UsageError(f"--precision must be one of {', '.join(PRECISIONS)}, not {self.precision!r}")
+        if not self.save_minutes >= 0:
+            raise UsageError(f"--save-minutes must be at least 0, not {self.save_minutes}")
 
 
 _WHOLE = re.compile("-?[0-9]{1,18}")  # more digits are no seed
@@ -215,10 +228,6 @@ def run_plan(plan: Plan, how: How, watch: Watch, more: bool = False) -> bool:
     """Do all runs of a plan. False if they were interrupted, and can go on; or if `more` was to come after them."""
     for method in plan.methods:
         plan.recipe.method(method)
-    if how.precision not in (None, *PRECISIONS):
-        raise UsageError(f"--precision must be one of {', '.join(PRECISIONS)}, not {how.precision!r}")
-    if how.workers < 1:
-        raise UsageError(f"--workers must be at least 1, not {how.workers}")
     if how.workers > 1 and len(plan.jobs) > 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UsageError("--workers: the processes of torchrun share every run; give either torchrun or --workers")
     if MARK not in os.environ:  # else the process that started this one has done it
@@ -265,7 +274,8 @@ def _one_by_one(plan: Plan, how: How, watch: Watch, more: bool = False) -> bool:
         experiment = plan.experiment(job, **_computed(how, fabric))
         curves = TensorBoard() if how.tensorboard and fabric.is_global_zero else Quiet()
         with curves, _crew(plan, how, job, shares[job]) as crew:
-            run = Run(experiment, plan.folder(job), fabric, both(watch, curves), how.save_minutes, crew=crew)
+            told = both(watch, curves)
+            run = Run(experiment, plan.folder(job), fabric, told, how.save_minutes, how.threads, crew)
             try:
                 done = run.execute()
             except RkrError as error:
@@ -293,7 +303,7 @@ def help_run(plan: Plan, how: How, watch: Watch, lines: Iterable[str | bytes], a
     fabric = make_fabric(how.accelerator, how.precision)
     (job,) = plan.jobs
     experiment = plan.experiment(job, **_computed(how, fabric))
-    return Run(experiment, plan.folder(job), fabric, watch, how.save_minutes).help(lines, answer)
+    return Run(experiment, plan.folder(job), fabric, watch, how.save_minutes, how.threads).help(lines, answer)
 
 
 def _computed(how: How, fabric: Fabric) -> dict[str, str]:
@@ -364,9 +374,6 @@ def _raise(plan: Plan, failed: Mapping[Job, RkrError], begun: Container[Job]) ->
     if failed:
         kind = Diverged if all(isinstance(error, Diverged) for error in failed.values()) else RkrError
         raise kind("; ".join(said))
-
-
-PRECISIONS = ("32-true", "bf16-mixed")  # Fabric scales the loss of 16-mixed, which learners' steps know nothing of
 
 
 def _command(plan: Plan, how: How, job: Job, threads: int, workers: int = 1) -> list[str]:

@@ -115,23 +115,13 @@ class State:
 
 def state_of(exhibit: Exhibit, out: Path, data: Data = None, quick: bool = False) -> State:
     """Look at run folders and data, without loading either."""
+    from rkr.engine.folder import RunFolder
     from rkr.tasks import missing_data
 
     plans = exhibit.plans(out, quick=quick)
-    done = sum(_finished(plan.folder(job)) for plan in plans for job in plan.jobs)
+    done = sum(RunFolder(plan.folder(job)).finished for plan in plans for job in plan.jobs)
     lacks = [missing_data(plan.recipe.stream.needs, data) for plan in plans]
     return State(done, sum(len(plan.jobs) for plan in plans), next((lack for lack in lacks if lack), "here"))
-
-
-def _finished(folder: Path) -> bool:
-    """By the last bytes alone: results can be long."""
-    try:
-        with open(folder / "results.jsonl", "rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - 100))
-            return b'{"event": "end"' in file.read()
-    except OSError:
-        return False
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -313,3 +313,25 @@ def test_impossible_options_are_refused_before_anything_is_trained(
         run_plan(made, How(), lambda event: None)
     worker = Worker(["sh", "-c", f"echo ${MARK} >&2"], 1)
     assert worker.end() == (0, "1")
+
+
+def test_how_is_checked_once_for_all_commands() -> None:
+    for wrong, said in (
+        ({"threads": 0}, "--threads must be at least 1, not 0"),
+        ({"workers": 0}, "--workers must be at least 1, not 0"),
+        ({"save_minutes": -1.0}, r"--save-minutes must be at least 0, not -1\.0"),
+        ({"save_minutes": float("nan")}, "--save-minutes must be at least 0, not nan"),
+        ({"precision": "16-mixed"}, "--precision must be one of 32-true, bf16-mixed"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            How(**wrong)
+
+
+@pytest.mark.parametrize("threads", [1, None])
+def test_images_are_decoded_by_as_many_processes_as_a_run_has_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int | None
+) -> None:
+    seen: list[int | None] = []
+    monkeypatch.setattr(Run, "execute", lambda self: seen.append(self._decode_workers) is None)
+    assert run_plan(plan(tmp_path, ("rkr",)), How(threads=threads, accelerator="cpu"), lambda event: None)
+    assert seen == [threads]

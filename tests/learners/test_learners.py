@@ -282,3 +282,18 @@ def test_export(name: str, tmp_path: Path) -> None:
             assert torch.equal(model(batch(tasks()[0], 20)[0]), answers(learner, 0))
     else:
         assert [p.name for p in (tmp_path / "model").iterdir()] == ["learner.safetensors"]
+
+
+def test_only_normalisation_itself_is_without_weight_decay() -> None:
+    """Not all that lies within a module that is called so."""
+
+    class NormedNet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.norm = nn.Linear(4, 3), nn.LayerNorm(3)
+
+    network = NormedNet()
+    decayed, free = decay_groups(network)
+    assert {id(p) for p in decayed["params"]} == {id(p) for p in network.inner.parameters()}
+    assert {id(p) for p in free["params"]} == {id(p) for p in network.norm.parameters()}
+    assert free["weight_decay"] == 0

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from rkr.core import kernels
 from rkr.core.changes import Rectification
 from rkr.core.convolution import convolve, is_plain_conv, packing
-from rkr.core.rectification import formula, rectified_weight, scaled
+from rkr.core.rectification import formula
 from rkr.core.sites import BATCH_NORMS, Site
 from rkr.core.state import TaskState
 from rkr.errors import UsageError
@@ -54,14 +54,13 @@ def merged_bias(site: Site) -> Tensor | None:
     task = _task_at(site)
     if task is None or site.bias is None:
         return site.bias
-    f = site.factors(task)[2]
-    if f is None or not needs_grad(site.bias, f):
-        return merged_for(site, task)[1]
-    return site.bias * f
+    if needs_grad(site.bias, site.factors(task)[2]):
+        return site.change.bias(site, task)
+    return merged_for(site, task)[1]
 
 
 def merged(site: Site) -> tuple[Tensor, Tensor | None]:
-    """Both."""
+    """Weight and bias."""
     task = _task_at(site)
     return (site.weight, site.bias) if task is None else merged_for(site, task)
 
@@ -85,27 +84,21 @@ def merged_for(
     if needs_grad(w, b, lm, rm, f):
         site.active.cache.drop(task)
         if fast and layout == "axes":
-            weight = kernels.merged_weight(w, lm, rm, f)
-        else:
-            weight = scaled(rectified_weight(w, lm, rm, layout), f, 0)
-        return weight, b if b is None or f is None else b * f
+            return kernels.merged_weight(w, lm, rm, f), site.change.bias(site, task)
+        return site.change.weight(site, task), site.change.bias(site, task)
     if torch._C._are_functorch_transforms_active():
-        return scaled(rectified_weight(w, lm, rm, layout), f, 0), b if b is None or f is None else b * f
+        return site.change.weight(site, task), site.change.bias(site, task)
     cache, sources = site.active.cache, (w, b, lm, rm, f)
     place = site if pack is None else (site, "packed")
     found = cache.get(task, place, sources)
     if found is None:
         with torch.inference_mode(False), torch.no_grad():
-            merge = kernels.merge if fast else _merge_by_formula
-            weight = merge(w, lm, rm, f, layout)
-            found = weight if pack is None else pack(weight), b if b is None or f is None else b * f
+            weight = kernels.merge(w, lm, rm, f, layout) if fast else site.change.weight(site, task)
+            if weight is w:
+                weight = w.clone()
+            found = weight if pack is None else pack(weight), site.change.bias(site, task)
         cache.put(task, place, sources, *found)
     return found
-
-
-def _merge_by_formula(w: Tensor, lm: Tensor | None, rm: Tensor | None, f: Tensor | None, layout: str) -> Tensor:
-    weight = scaled(rectified_weight(w, lm, rm, layout), f, 0)
-    return weight.clone() if weight is w else weight
 
 
 class NeedsGrouping(Exception):

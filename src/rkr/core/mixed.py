@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,7 +39,6 @@ class MixedBatch:
     tasks: list[TaskState]
     counts: list[int]
     index: Tensor  # (B) position in `tasks` of each sample's task
-    _stacks: dict[str, Tensor] = field(default_factory=dict)
 
     def linear(self, site: Site, x: Tensor) -> Tensor:
         """`(x W' + b + (x LM_t) RM_t) · F_t`: the factors of all tasks side by side, each sample keeps its own."""
@@ -99,14 +98,9 @@ class MixedBatch:
         return [task.get(key) for task in self.tasks]  # type: ignore[misc]
 
     def _norm_stack(self, site: Site, name: str) -> Tensor | None:
-        key = join(site.path, name)
-        if key not in self._stacks:
-            base = site.base_tensor(name)
-            found = [base if own is None else own for own in self._all(key)]
-            if any(t is None for t in found):
-                return None
-            self._stacks[key] = torch.stack(found)
-        return self._stacks[key]
+        base = site.base_tensor(name)
+        found = [base if own is None else own for own in self._all(join(site.path, name))]
+        return None if any(t is None for t in found) else torch.stack(found)
 
 
 def run(model: RectifiedModel, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]) -> Any:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rkr.core import cost, files, layers, mixed, zoo
 from rkr.core.changes import Change, Rectification
 from rkr.core.options import Options
-from rkr.core.sites import BATCH_NORMS, OTHER_NORMS, Site, find_sites, join
+from rkr.core.sites import Site, find_sites, join, norm_parameters
 from rkr.core.state import Active, MergeCache, TaskState, TaskTable, clone_state, version_key
 from rkr.errors import UsageError
 
@@ -207,7 +207,7 @@ class RectifiedModel(nn.Module):
         named = self.named_task_parameters()
         if not groups:
             return iter(named.values())
-        norms = {id(p) for s in self.network.modules() if _is_norm(s) for p in s._parameters.values()}
+        norms = {id(p) for p in norm_parameters(self.network)}
         base = set(self._user_requires_grad)
         norm_paths = {s.path for s in self.sites if s.kind == "norm"}
         plain: list[nn.Parameter] = []
@@ -629,11 +629,6 @@ def _inherited(kept: Tensor, fresh: Tensor) -> Tensor:
         return kept.detach().clone()
     fresh[tuple(map(slice, kept.shape))] = kept.detach()
     return fresh
-
-
-def _is_norm(module: nn.Module) -> bool:
-    known = isinstance(module, (*BATCH_NORMS, *OTHER_NORMS))
-    return known or "norm" in type(module).__name__.lower()  # others' own, such as transformers' RMSNorms
 
 
 def _replace(module: nn.Module, name: str, tensor: Tensor) -> None:

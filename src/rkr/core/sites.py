@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -132,6 +132,13 @@ class Site:
         if self.kind in ("head", "pinned"):
             return {}
         return {join(self.path, name): tensor for name, tensor in self.change.draw(self).items()}
+
+
+def norm_parameters(network: nn.Module) -> Iterator[nn.Parameter]:
+    """The affine parameters of normalisation layers, others' own included, such as transformers' RMSNorms."""
+    for module in network.modules():
+        if isinstance(module, (*BATCH_NORMS, *OTHER_NORMS)) or "norm" in type(module).__name__.lower():
+            yield from (p for p in module._parameters.values() if p is not None)
 
 
 def join(path: str, name: str) -> str:

@@ -32,7 +32,7 @@ class TaskState(nn.Module):
         self.class_names = None if class_names is None else tuple(class_names)
 
     def put(self, key: str, tensor: Tensor) -> None:
-        """Store a tensor: floating point as a parameter, unless it is a running statistic."""
+        """Store a tensor, as a parameter unless it is a running statistic."""
         if is_statistic(key):
             self._buffers[key] = tensor.detach()
         else:

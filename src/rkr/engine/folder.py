@@ -79,9 +79,16 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether the run is complete."""
-        lines = self.lines()
-        return bool(lines) and lines[-1].get("event") == "end"
+        """Whether the run is complete, by the last bytes alone: results can be long."""
+        try:
+            with open(self.results, "rb") as file:
+                file.seek(0, 2)
+                file.seek(max(0, file.tell() - 100))
+                text = file.read()
+        except OSError:
+            return False
+        lines = text[: text.rfind(b"\n") + 1].splitlines()  # a line cut short by a kill is none
+        return bool(lines) and lines[-1].startswith(b'{"event": "end"')
 
     def lines(self) -> list[dict[str, Any]]:
         """The results so far."""

@@ -35,11 +35,10 @@ from rkr.engine.experiment import Experiment
 from rkr.engine.folder import RunFolder
 from rkr.engine.loop import Diverged, Interrupted, Loop, Spot, be_deterministic
 from rkr.engine.processes import gather, keep_freed_memory
-from rkr.engine.samples import derived
 from rkr.engine.signals import signals
 from rkr.errors import RkrError
 
-__all__ = ["Run", "derived"]
+__all__ = ["Run"]
 
 
 class Run(Loop):

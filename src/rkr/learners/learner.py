@@ -42,6 +42,7 @@ from torch.optim import Optimizer
 
 from rkr.atomic import write_atomic
 from rkr.core.cost import multiply_adds
+from rkr.core.sites import norm_parameters
 
 MakeNetwork = Callable[[], nn.Module]
 ReadSamples = Callable[[], Iterator[tuple[Tensor, Tensor]]]
@@ -277,7 +278,7 @@ def plain_size(network: nn.Module) -> PlainSize:
 
 def decay_groups(network: nn.Module, leave_out: set[int] = frozenset()) -> list[dict[str, Any]]:  # type: ignore[assignment]
     """All trainable parameters, those of normalisation layers without weight decay, as `RectifiedModel` groups them."""
-    norms = {id(p) for m in network.modules() if "norm" in type(m).__name__.lower() for p in m.parameters()}
+    norms = {id(p) for p in norm_parameters(network)}
     chosen = [p for p in network.parameters() if p.requires_grad and id(p) not in leave_out]
     return [
         {"params": [p for p in chosen if id(p) not in norms]},
