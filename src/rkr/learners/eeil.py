@@ -13,7 +13,7 @@ from rkr.errors import UsageError
 from rkr.learners.distillation import distilled
 from rkr.learners.learner import MakeNetwork, Outcome, Phase, ReadSamples, SeenTask
 from rkr.learners.memory import fill_rows
-from rkr.learners.rehearsing import Rehearsing, task_and_class
+from rkr.learners.rehearsing import Rehearsing
 
 
 class Eeil(Rehearsing):
@@ -99,10 +99,3 @@ class Eeil(Rehearsing):
     def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
         self._balanced = False  # exemplars are chosen from all samples
         self.fill_memory(train)
-
-    def predict(self, x: Tensor, number: int) -> Tensor:
-        return self.logits(x)[:, self.seen[number].labels]
-
-    def infer(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The highest output of all classes."""
-        return task_and_class(self.logits(x).argmax(1), self.seen)

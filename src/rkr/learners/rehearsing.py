@@ -34,6 +34,13 @@ class Rehearsing(Taught):
         kept: dict[int, Tensor | None] = {t.number: self.memory.of_task(t.number) for t in self.seen[:-1]}
         return {**kept, self.task.number: None}
 
+    def predict(self, x: Tensor, number: int) -> Tensor:
+        return self.logits(x)[:, self.seen[number].labels]
+
+    def infer(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The highest output of all classes."""
+        return task_and_class(self.logits(x).argmax(1), self.seen)
+
     @torch.no_grad()
     def herded(self, train: ReadSamples, count: int) -> list[Tensor]:
         """Numbers of so many samples of every new class, by herding, best first."""

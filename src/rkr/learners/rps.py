@@ -27,7 +27,7 @@ from rkr.core.sites import BATCH_NORMS, weight_kind
 from rkr.core.state import version_key
 from rkr.errors import UsageError
 from rkr.learners.learner import Capacity, MakeNetwork, Outcome, ReadSamples, SeenTask
-from rkr.learners.rehearsing import Rehearsing, task_and_class
+from rkr.learners.rehearsing import Rehearsing
 
 EXEMPLARS = ("random", "herding")
 
@@ -249,13 +249,6 @@ class RpsNet(Rehearsing):
         own = own[own >= self.task.start] - self.task.start  # exemplars of earlier tasks are read first
         rows = [(own == label).nonzero()[:, 0] for label in range(self.task.classes)]
         self.memory.keep([r[torch.randperm(len(r))] for r in rows])
-
-    def predict(self, x: Tensor, number: int) -> Tensor:
-        return self.logits(x)[:, self.seen[number].labels]
-
-    def infer(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The highest output of all classes."""
-        return task_and_class(self.logits(x).argmax(1), self.seen)
 
     def capacity(self) -> Capacity:
         """All modules on paths are kept and computed, beside what `Rehearsing` keeps."""
