@@ -224,6 +224,10 @@ def test_the_papers_numbers_are_for_its_own_schedule(a_result: ReadRun, lenet: d
     assert published(less).changed == ("at most 50 training images of a class",)
     assert published(short).numbers == published(less).numbers == published({"recipe": "my own"}).numbers == {}
     assert published({**lenet, "network": {"name": "resnet18"}}).changed == ("network name resnet18 instead of lenet",)
+    wide = {**lenet, "network": {"name": "lenet", "head": "fc", "arguments": {"classes": 10}}}
+    assert published(wide).changed == ("network classes 10 instead of 100",)
+    cut = {**lenet, "stream": {**lenet["stream"], "validation": 0.1, "first": 3}}
+    assert published(cut).changed == ("stream validation 0.1 instead of 0.0", "stream first 3 instead of None")
 
     runs = [a_result(ISOLATED, recipe="cifar100-lenet", settings=s, order=o) for s, o in ((lenet, "A"), (short, "B"))]
     full, quick = grouped(runs[::-1])

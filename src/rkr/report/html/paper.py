@@ -33,6 +33,9 @@ class Published:
     printed: bool = False  # whether the paper has numbers for the recipe's own schedule
 
 
+STREAM = {"kind": "split", "validation": 0.0, "part": "test", "first": None}  # where a recipe leaves them out
+
+
 def published(settings: Mapping[str, Any]) -> Published:
     """What is known of the recipe of a run with these settings."""
     name = settings.get("recipe")
@@ -77,16 +80,17 @@ def _unchecked(values: Mapping[str, Any]) -> Recipe:
 
 
 def _changes(settings: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
-    """The settings of training that are not those of the recipe's file, and a limit on its data."""
+    """The settings of data, network and training that are not those of the recipe's file, and a limit on its data."""
     stream, training = settings.get("stream"), settings.get("training")
     if not isinstance(stream, Mapping) or not isinstance(training, Mapping):
         return ["unknown settings"]
     changes = []
-    for part, key in (("stream", "source"), ("stream", "tasks"), ("network", "name")):
-        own = settings.get(part)
-        here, wanted = own.get(key) if isinstance(own, Mapping) else None, values[part].get(key)
-        if wanted is not None and here is not None and here != wanted:
-            changes.append(f"{part} {key} {_words(here)} instead of {_words(wanted)}")
+    network = settings.get("network")
+    built = {**network, **(network.get("arguments") or {})} if isinstance(network, Mapping) else {}
+    for part, own in (("stream", stream), ("network", built)):
+        for key, wanted in {**(STREAM if part == "stream" else {}), **values[part]}.items():
+            if key in own and key not in ("limit", "seed") and own[key] != wanted:  # older runs lack some
+                changes.append(f"{part} {key} {_words(own[key])} instead of {_words(wanted)}")
     for key, wanted in values["training"].items():
         here = training.get(key)
         if isinstance(wanted, Mapping) and isinstance(here, Mapping):
