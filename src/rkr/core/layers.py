@@ -7,8 +7,7 @@ layers do) therefore sees the rectified weight, while `state_dict` still holds t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from typing import Any, cast
 
@@ -17,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rkr.core import kernels
+from rkr.core.buffers import lent_buffers, own_buffers
 from rkr.core.changes import Rectification
 from rkr.core.convolution import convolve, is_plain_conv, packing
 from rkr.core.rectification import formula
@@ -277,38 +277,12 @@ class _Pinned(_Exchanged):
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
 
-@contextmanager
-def lent_buffers(sites: Sequence[Site]) -> Iterator[None]:
-    """Let modules compute on copies of the buffers that tasks share, if the base is frozen.
-
-    What a pass writes there it may read again, but it does not last. Torch does not count every write
-    (`F.batch_norm` and `.data` are not counted), so none is looked for.
-    """
-    lending = [(site, site.lend_buffers()) for site in sites if site.lends]
-    try:
-        yield
-    finally:
-        for site, before in lending:
-            site.take_back_buffers(before)
-
-
 def _on_own_buffers(module: Any, forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     def run(x: Tensor) -> Tensor:
         with own_buffers(module):
             return forward(x)
 
     return run
-
-
-@contextmanager
-def own_buffers(module: Any) -> Iterator[None]:
-    """Let a module compute on copies of its buffers."""
-    kept = module._buffers
-    module.__dict__["_buffers"] = {name: b if b is None else b.clone() for name, b in kept.items()}
-    try:
-        yield
-    finally:
-        module.__dict__["_buffers"] = kept
 
 
 class _Head(_Exchanged):
@@ -352,19 +326,18 @@ def check_input(site: Site, x: Tensor) -> None:
 
 
 @cache
-def exchanged_class(mixin: type, original: type, pinned: bool = False) -> type:
-    """The subclass of `original` with `mixin` in front, and `_Pinned` if it has shared buffers; one for each triple."""
-    bases = (_Pinned, mixin, original) if pinned else (mixin, original)
-    new = type(f"Rectified{original.__name__}", bases, {"__module__": __name__})
-    _exchange_of[new] = (mixin, original, pinned)
+def exchanged_class(original: type, *mixins: type) -> type:
+    """The subclass of `original` with mixins in front; one object for each combination."""
+    new = type(f"Rectified{original.__name__}", (*mixins, original), {"__module__": __name__})
+    _exchange_of[new] = (original, *mixins)
     return new
 
 
-_exchange_of: dict[type, tuple[type, type, bool]] = {}
+_exchange_of: dict[type, tuple[type, ...]] = {}  # the original class and the mixins
 
 
-def _rebuild(mixin: type, original: type, pinned: bool = False) -> Any:
-    cls: Any = exchanged_class(mixin, original, pinned)
+def _rebuild(original: type, *mixins: type) -> Any:
+    cls: Any = exchanged_class(original, *mixins)
     return cls.__new__(cls)
 
 
@@ -372,34 +345,34 @@ def exchange(site: Site) -> None:
     """Turn the site's module into its rectified subclass, in place."""
     module: Any = site.module
     cls: Any = type(module)
-    mixin: type
+    mixins: list[type]
     if site.kind == "head":
-        mixin = _Head
+        mixins = [_Head]
     elif site.kind == "pinned":
-        mixin = _Pinned
+        mixins = []  # nothing but shared buffers
     elif site.kind == "norm":
-        mixin = _BatchNorm if isinstance(module, BATCH_NORMS) else _Norm
+        mixins = [_BatchNorm if isinstance(module, BATCH_NORMS) else _Norm]
     elif type(site.change) is not Rectification:
-        mixin = _ChangedConv if site.kind == "conv" and is_plain_conv(cls) else _Changed
+        mixins = [_ChangedConv if site.kind == "conv" and is_plain_conv(cls) else _Changed]
     elif site.kind == "attention":
-        mixin = _Attention
+        mixins = [_Attention]
     elif site.kind == "linear":
-        mixin = _Linear if cls.forward is nn.Linear.forward else _MergedWeight
+        mixins = [_Linear if cls.forward is nn.Linear.forward else _MergedWeight]
     else:
-        mixin = _Conv if is_plain_conv(cls) else _MergedWeight
+        mixins = [_Conv if is_plain_conv(cls) else _MergedWeight]
     module._rkr = site
-    module.__class__ = exchanged_class(mixin, cls, mixin is not _Pinned and bool(site.shared_buffers))
+    module.__class__ = exchanged_class(cls, *([_Pinned] if site.buffers else []), *mixins)
 
 
 def restore(module: nn.Module) -> None:
     """Undo `exchange`."""
-    module.__class__ = _exchange_of[type(module)][1]
+    module.__class__ = _exchange_of[type(module)][0]
     del module._rkr
 
 
 def original_class(module: nn.Module) -> type:
     """The class of a module before it was exchanged."""
-    return _exchange_of[type(module)][1] if type(module) in _exchange_of else type(module)
+    return _exchange_of[type(module)][0] if type(module) in _exchange_of else type(module)
 
 
 def is_exchanged(module: nn.Module) -> bool:

@@ -17,8 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rkr.core.buffers import own_buffers
 from rkr.core.changes import Rectification
-from rkr.core.layers import NeedsGrouping, autocasts, own_buffers
+from rkr.core.layers import NeedsGrouping, autocasts
 from rkr.core.rowwise import is_rowwise
 from rkr.core.sites import Site, join
 from rkr.core.state import TaskState

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rkr.core import cost, files, layers, mixed, zoo
+from rkr.core.buffers import lent_buffers
 from rkr.core.changes import Change, Rectification
 from rkr.core.options import Options
 from rkr.core.sites import Site, find_sites, join, norm_parameters
@@ -240,7 +241,7 @@ class RectifiedModel(nn.Module):
             p.grad = None
         self._active.base_frozen = True
         for site in self.sites:
-            site.keep_buffers()
+            site.buffers.keep()
             if site.kind == "norm":
                 site.module.train(site.module.training)  # shared statistics go to evaluation mode
         for task in self.tasks.values():  # at most one: the task with which the base was trained
@@ -380,13 +381,13 @@ class RectifiedModel(nn.Module):
 
     def _pass(self, args: Sequence[Any], kwargs: Mapping[str, Any], task: TaskState | None) -> Any:
         """One pass of the network. `task` is for changes that run it otherwise; None in a mixed batch."""
-        with layers.lent_buffers(self.sites):
+        with lent_buffers(self.sites):
             return self.change.run(self.network, args, kwargs, task)
 
     def _restore_shared(self) -> None:
         """Put buffers that all tasks share back, whatever has moved them."""
         for site in self.sites:
-            site.restore_buffers()
+            site.buffers.restore()
 
     def _restore_tasks(self, tasks: Sequence[TaskState], current: str | None, frozen: bool) -> None:
         """Take over the tasks of a saved model, and whether its base was still being trained."""
@@ -585,7 +586,7 @@ def _keep_what_was_loaded(model: nn.Module, _: Any) -> None:
     assert isinstance(model, RectifiedModel)
     if model.base_frozen:
         for site in model.sites:
-            site.keep_buffers()
+            site.buffers.keep()
     model.refresh()
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
+from rkr.core.buffers import SharedBuffers
 from rkr.core.changes import Change
 from rkr.core.options import Options
 from rkr.core.state import STATISTICS, Active, TaskState
@@ -37,8 +38,7 @@ class Site:
     stats: bool = False  # norm: each task has its own running statistics
 
     def __post_init__(self) -> None:
-        self._kept: dict[str, Tensor] = {}
-        self._lent = False
+        self.buffers = SharedBuffers(self.module, self._shared_buffers)
         self.lm, self.rm, self.f = (join(self.path, name) for name in ("lm", "rm", "f"))
         self.weight_name, self.bias_name = (
             ("in_proj_weight", "in_proj_bias") if self.kind == "attention" else ("weight", "bias")
@@ -84,43 +84,10 @@ class Site:
         value = self.module._parameters.get(name)
         return value if value is not None else self.module._buffers.get(name)
 
-    @property
-    def shared_buffers(self) -> dict[str, Tensor]:
-        """Those of the module that no task has for itself. (Shared statistics are seen to by `layers`.)"""
+    def _shared_buffers(self) -> dict[str, Tensor]:
+        """Those that no task has for itself. (Shared statistics of BatchNorm are seen to by `layers`.)"""
         own = {key.rpartition(".")[2] for key in self.shapes()} | set(STATISTICS if self.kind == "norm" else ())
         return {name: b for name, b in self.module._buffers.items() if b is not None and name not in own}
-
-    def keep_buffers(self) -> None:
-        """Remember shared buffers, which earlier tasks depend on."""
-        self._kept = {name: b.detach().clone() for name, b in self.shared_buffers.items()}
-
-    def restore_buffers(self) -> None:
-        """Put them back, whatever has written to them. New tensors: autograd may hold the old ones."""
-        self._put_copies()
-
-    @property
-    def lends(self) -> bool:
-        """Whether there are any, and the module does not compute on copies already."""
-        return bool(self._kept) and not self._lent
-
-    def lend_buffers(self) -> dict[str, Tensor | None]:
-        """Let the module compute on copies of them; what it had."""
-        self._lent = True
-        return self._put_copies()
-
-    def take_back_buffers(self, had: dict[str, Tensor | None]) -> None:
-        """Give the module back what it had."""
-        self._lent = False
-        self.module._buffers.update(had)
-
-    def _put_copies(self) -> dict[str, Tensor | None]:
-        buffers, had = self.module._buffers, {}
-        for name, kept in self._kept.items():
-            now = had[name] = buffers.get(name)
-            if now is not None and (kept.device, kept.dtype) != (now.device, now.dtype):
-                self._kept[name] = kept = kept.to(now)
-            buffers[name] = kept.clone()
-        return had
 
     def draw(self) -> dict[str, Tensor]:
         """New tensors for a task that starts as the base network."""

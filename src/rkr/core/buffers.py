@@ -1,0 +1,88 @@
+"""Buffers that all tasks share: running ranges, memories, statistics of a user's own layers.
+
+Earlier tasks depend on them, so once the base is frozen nothing that a pass writes there may last. Torch does not count
+every write (not those of `F.batch_norm`, nor to `.data`), so none is looked for: modules compute on copies. A pass of
+the model lends copies to all modules at once, so that one may read what another has written; where a user calls the
+network or a part of it directly, each module with such buffers does so for its own call.
+
+What a task has for itself, such as the statistics of BatchNorm, is not among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from rkr.core.sites import Site
+
+
+class SharedBuffers:
+    """Those of one module.
+
+    Args:
+        module: The module.
+        found: Tells which they are.
+    """
+
+    def __init__(self, module: nn.Module, found: Callable[[], dict[str, Tensor]]) -> None:
+        self._module, self._found = module, found
+        self._kept: dict[str, Tensor] = {}
+        self._lent = False
+
+    def __bool__(self) -> bool:
+        return bool(self._found())
+
+    def keep(self) -> None:
+        """They are to stay as they are now."""
+        self._kept = {name: b.detach().clone() for name, b in self._found().items()}
+
+    @property
+    def lends(self) -> bool:
+        """Whether some are kept, and the module does not compute on copies already."""
+        return bool(self._kept) and not self._lent
+
+    def lend(self) -> dict[str, Tensor | None]:
+        """Let the module compute on copies; what it had."""
+        self._lent = True
+        return self.restore()
+
+    def take_back(self, had: dict[str, Tensor | None]) -> None:
+        """Give the module back what it had."""
+        self._lent = False
+        self._module._buffers.update(had)
+
+    def restore(self) -> dict[str, Tensor | None]:
+        """Put copies of what was kept into the module. New tensors: autograd may hold the old ones."""
+        buffers, had = self._module._buffers, {}
+        for name, kept in self._kept.items():
+            now = had[name] = buffers.get(name)
+            if now is not None and (kept.device, kept.dtype) != (now.device, now.dtype):
+                self._kept[name] = kept = kept.to(now)
+            buffers[name] = kept.clone()
+        return had
+
+
+@contextmanager
+def lent_buffers(sites: Sequence[Site]) -> Iterator[None]:
+    """Let modules compute on copies of the buffers that tasks share, if the base is frozen."""
+    lending = [(site.buffers, site.buffers.lend()) for site in sites if site.buffers.lends]
+    try:
+        yield
+    finally:
+        for buffers, had in lending:
+            buffers.take_back(had)
+
+
+@contextmanager
+def own_buffers(module: Any) -> Iterator[None]:
+    """Let a module compute on copies of all its buffers."""
+    kept = module._buffers
+    module.__dict__["_buffers"] = {name: b if b is None else b.clone() for name, b in kept.items()}
+    try:
+        yield
+    finally:
+        module.__dict__["_buffers"] = kept
