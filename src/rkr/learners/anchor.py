@@ -49,8 +49,12 @@ class Anchor(nn.Module):
             value.lerp_(p, torch.where(both > 0, own / both, 1))  # where nothing matters, any place will do
             matters.copy_(both)
 
+    def renew(self, parameters: Sequence[Tensor], importance: Sequence[Tensor], gamma: float) -> None:
+        """Anchor parameters where they are, I ← γ I + the new importances (online EWC; Schwarz et al., ICML 2018)."""
+        self.put(parameters, [gamma * old + new for old, new in zip(self.importance, importance, strict=True)])
+
     def penalty(self, parameters: Sequence[Tensor]) -> Tensor:
-        """Σ_i I_i (θ_i - θ*_i)²: what `pull` lowers."""
+        """Σ_i I_i (θ_i - θ*_i)²: what `pull` lowers, written out to check it by."""
         return departure(parameters, self.values, self.importance)
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""One network under a quadratic penalty: what L2T, EWC and SI have in common."""
+"""One network under a quadratic penalty: what L2T, EWC, SI and P&C have in common."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Anchored(OneNetwork):
         self.anchor = Anchor(self.shared())
 
     def penalty(self) -> Tensor:
-        """λ/2 Σ_i I_i (θ_i - θ*_i)² over what all tasks share."""
+        """λ/2 Σ_i I_i (θ_i - θ*_i)² over what all tasks share: what `before_step` lowers."""
         return 0.5 * self.strength * self.anchor.penalty(self.shared())
 
     def before_step(self, optimizer: Optimizer) -> None:

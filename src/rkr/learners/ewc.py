@@ -59,5 +59,4 @@ class Ewc(Anchored):
         if self.mode == "all":
             self.anchor.add(shared, found)
         else:
-            both = [self.gamma * old + new for old, new in zip(self.anchor.importance, found, strict=True)]
-            self.anchor.put(shared, both)
+            self.anchor.renew(shared, found, self.gamma)

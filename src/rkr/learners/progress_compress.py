@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rkr.errors import UsageError
-from rkr.learners.anchor import Anchor
+from rkr.learners.anchored import Anchored
 from rkr.learners.distillation import imitated
 from rkr.learners.fisher import fisher
-from rkr.learners.learner import MakeNetwork, Outcome, Phase, ReadSamples, SeenTask, decay_groups, nbytes
-from rkr.learners.one_network import OneNetwork, put_task_head
+from rkr.learners.learner import MakeNetwork, Outcome, Phase, ReadSamples, SeenTask, decay_groups
+from rkr.learners.one_network import put_task_head
 
 
 class Lateral(nn.Module):
@@ -50,7 +50,7 @@ class Lateral(nn.Module):
         return self.scale * self.into(F.relu(self.reduce(h)))
 
 
-class ProgressCompress(OneNetwork):
+class ProgressCompress(Anchored):
     """Two columns: the knowledge base, which answers, and an active one that learns each task with its help.
 
     Progress: the active column, made anew for each task, is trained with lateral connections from the frozen knowledge
@@ -59,7 +59,8 @@ class ProgressCompress(OneNetwork):
     takes all epochs of the recipe.
 
     In both phases the active column is helped by the knowledge base as earlier tasks left it, so that what is to be
-    imitated does not move with the one who imitates.
+    imitated does not move with the one who imitates. That copy and the active column are not counted: the next task makes
+    both anew.
 
     Args:
         make: Builds a network.
@@ -84,14 +85,10 @@ class ProgressCompress(OneNetwork):
         reduction: int = 4,
         bn: str = "per_task",
     ) -> None:
-        super().__init__(make, head, bn=bn)
-        if strength < 0 or not 0 <= gamma <= 1 or reduction < 1:
-            raise UsageError(
-                "strength must be at least 0, gamma from 0 to 1 and reduction at least 1, "
-                f"not {strength}, {gamma}, {reduction}"
-            )
-        self.strength, self.gamma, self.reduction = strength, gamma, reduction
-        self.anchor = Anchor(self.shared())
+        super().__init__(make, head, strength=strength, bn=bn)
+        if not 0 <= gamma <= 1 or reduction < 1:
+            raise UsageError(f"gamma must be from 0 to 1 and reduction at least 1, not {gamma} and {reduction}")
+        self.gamma, self.reduction = gamma, reduction
         self.active: nn.Module = nn.Identity()
         self.laterals = nn.ModuleDict()
         self.register_module("helper", None)
@@ -138,13 +135,8 @@ class ProgressCompress(OneNetwork):
         return Outcome(imitated(logits, wanted), (logits.detach().argmax(1) == y - self.task.start).sum())
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """The penalty of the compress phase, by its gradient alone."""
-        if self.task.number and self._phase == "compress":
-            self.anchor.pull(self.shared(), self.strength, optimizer)
-
-    def penalty(self) -> Tensor:
-        """λ/2 Σ_i F*_i (θ_i - θ*_i)² over what all tasks share of the knowledge base."""
-        return 0.5 * self.strength * self.anchor.penalty(self.shared())
+        if self._phase == "compress":
+            super().before_step(optimizer)
 
     def act(self, x: Tensor) -> Tensor:
         """What the active column answers, with the help of the knowledge base."""
@@ -167,12 +159,7 @@ class ProgressCompress(OneNetwork):
     def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
         self.select(self.task.number)
         shared = self.shared()
-        found = fisher(self.network, shared, train, self.task.start)
-        both = [self.gamma * old + new for old, new in zip(self.anchor.importance, found, strict=True)]
-        self.anchor.put(shared, both)
-
-    def extra_bytes(self) -> int:
-        return nbytes(self.anchor)  # the active column and its helper are made anew for the next task
+        self.anchor.renew(shared, fisher(self.network, shared, train, self.task.start), self.gamma)
 
 
 def _sites(network: nn.Module, head: str) -> list[tuple[str, nn.Module]]:
