@@ -59,8 +59,8 @@ class ProgressCompress(Anchored):
     takes all epochs of the recipe.
 
     In both phases the active column is helped by the knowledge base as earlier tasks left it, so that what is to be
-    imitated does not move with the one who imitates. That copy and the active column are not counted: the next task makes
-    both anew.
+    imitated does not move with the one who imitates. That copy and the active column are not counted: the next task
+    makes both anew.
 
     Args:
         make: Builds a network.

@@ -124,18 +124,19 @@ def _tasks(name: str, runs: Sequence[Result]) -> Sheet:
     return Sheet(name, ["method", "order", *tasks], rows, ["method", "order", "seed", "finished", *tasks], raw)
 
 
+def with_deviation(value: Spread) -> str:
+    """A mean in percent, and the standard deviation in parentheses."""
+    return f"{100 * value.mean:.1f}" + ("" if value.std is None else f" ({100 * value.std:.1f})")
+
+
 def _zero_shot(name: str, cells: Mapping[str, Mapping[str, Spread]]) -> Sheet:
     """U, S and H of each data set at the end: the mean over runs, and their standard deviation in parentheses."""
-
-    def cell(value: Spread) -> str:
-        return f"{100 * value.mean:.1f}" + ("" if value.std is None else f" ({100 * value.std:.1f})")
-
     raw = [
         [method, *which.rsplit(" ", 1), value.n, value.mean, value.std, value.half_width]
         for method, row in cells.items()
         for which, value in row.items()
     ]
-    rows = [[method, *map(cell, row.values())] for method, row in cells.items()]
+    rows = [[method, *map(with_deviation, row.values())] for method, row in cells.items()]
     header = ["method", *next(iter(cells.values()))]
     return Sheet(name, header, rows, ["method", "task", "measure", "runs", "mean", "std", "half_width"], raw)
 

@@ -5,7 +5,6 @@ python -m rkr.report.page results docs/results.md
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from typing import Any
 from rkr.errors import RkrError, UsageError
 from rkr.learners import METHODS, ZERO_SHOT_METHODS
 from rkr.recipes import Recipe, load_recipe
-from rkr.report.metrics import Spread
+from rkr.report.export import with_deviation
 from rkr.report.results import Result, by_recipe, comparable, find_results, flat_options
 from rkr.report.tables import Summary, summarise, summary_cells, zero_shot_cells
 
@@ -148,11 +147,8 @@ def _zero_shot(runs: Sequence[Result]) -> list[str]:
     if not cells:
         return []
 
-    def cell(value: Spread) -> str:
-        return f"{100 * value.mean:.1f}" + ("" if value.std is None else f" ({100 * value.std:.1f})")
-
     header = ["method", *next(iter(cells.values()))]
-    rows = [[method, *map(cell, row.values())] for method, row in cells.items()]
+    rows = [[method, *map(with_deviation, row.values())] for method, row in cells.items()]
     lines = ["", "After the last task, the mean over runs (and their standard deviation):", "", *_table(header, rows)]
     classifiers = (run.settings["options"].get("classifier") for run in runs)
     epochs = next((found["epochs"] for found in classifiers if found), None)  # ridge regression has none
@@ -162,17 +158,12 @@ def _zero_shot(runs: Sequence[Result]) -> list[str]:
     return lines
 
 
-def _about(run: Result) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run.folder / "run.json").read_text())
-    return found
-
-
 def _commit(run: Result) -> str:
-    return str(_about(run).get("commit") or "unknown")
+    return str(run.record.get("commit") or "unknown")
 
 
 def _machine(run: Result) -> str:
-    machine = _about(run).get("machine", {})
+    machine = run.record.get("machine", {})
     threads = machine.get("threads", "?")
     return f"{machine.get('processor', 'unknown')}, {threads} thread{'' if threads == 1 else 's'} a run"
 
