@@ -23,7 +23,7 @@ from torch.optim import Adam, Optimizer
 from rkr.engine import Experiment, Run
 from rkr.engine.folder import RunFolder
 from rkr.engine.processes import make_fabric
-from rkr.engine.run import derived
+from rkr.engine.samples import derived
 from rkr.errors import UsageError
 from rkr.learners import Method
 from rkr.learners.learner import Outcome, Phase, ReadSamples
