@@ -250,3 +250,16 @@ def test_plain_weights_wherever_torch_computes_otherwise(use: str) -> None:
     if len(found):
         tolerance = 0.1 if use == "autocast" else 1e-5
         torch.testing.assert_close(found.to(expected), expected, rtol=tolerance, atol=tolerance)
+
+
+@needs_onednn
+def test_the_users_defaults_do_not_decide() -> None:
+    """What is asked once for a shape must not depend on when it was asked."""
+    conv, x = nn.Conv2d(19, 23, 3), channels_last(torch.randn(7, 19, 9, 9))
+    with torch.no_grad():
+        torch.set_default_dtype(torch.float64)
+        try:
+            assert packing(conv, x, conv.weight) is not None
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert packing(conv, x, conv.weight) is not None

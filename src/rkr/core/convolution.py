@@ -87,7 +87,12 @@ def _calls_onednn(
     *switches: object,
 ) -> bool:
     """Whether torch hands a channels_last convolution of these shapes to oneDNN."""
-    tensors = [torch.empty(shape).to(memory_format=torch.channels_last) for shape in (x, weight)]
+    like: Any = {
+        "dtype": torch.float32,
+        "device": "cpu",
+        "memory_format": torch.channels_last,
+    }  # not the user's defaults
+    tensors = [torch.empty(shape, **like) for shape in (x, weight)]
     backend = torch._C._select_conv_backend(*tensors, None, stride, padding, dilation, False, [0, 0], groups)
     return bool(backend == torch._C._ConvBackend.Mkldnn)  # type: ignore[attr-defined]
 

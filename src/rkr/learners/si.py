@@ -57,6 +57,7 @@ class SynapticIntelligence(Anchored):
             if began is not None:
                 before, gradient = began
                 path.sub_(gradient * (p - before))
+        self._step = []
 
     @torch.no_grad()
     def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
