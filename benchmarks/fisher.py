@@ -9,8 +9,8 @@ from measure import interleaved
 from torch import Tensor, nn
 
 from rkr.engine.processes import keep_freed_memory
-from rkr.learners.fisher import fisher
-from rkr.learners.memory import herd
+from rkr.learners.shared.fisher import fisher
+from rkr.learners.shared.memory import herd
 from rkr.networks import lenet, small_cnn
 
 SAMPLES = 128

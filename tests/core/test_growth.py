@@ -17,8 +17,8 @@ from rkr.core.model import RectifiedModel
 from rkr.core.options import Options
 from rkr.core.widths import Spaces, find_spaces
 from rkr.errors import UsageError
-from rkr.learners.growing import Growing
 from rkr.learners.learner import SeenTask
+from rkr.learners.shared.growing import Growing
 from rkr.networks.resnet import ResNet, ZeroPad
 
 # ---------------------------------------------------------------------------------------------------------

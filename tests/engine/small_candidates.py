@@ -21,7 +21,7 @@ from rkr.engine.events import EpochEnd, Event
 from rkr.engine.processes import make_fabric
 from rkr.learners import METHODS, Method
 from rkr.learners.learner import MakeNetwork, Outcome, Phase, ReadSamples, SeenTask
-from rkr.learners.one_network import OneNetwork
+from rkr.learners.shared.one_network import OneNetwork
 from rkr.workers import DONE, Processes, asked_lines
 
 

@@ -22,7 +22,7 @@ from rkr.engine.events import Event
 from rkr.engine.processes import make_fabric
 from rkr.learners import METHODS, Method
 from rkr.learners.learner import Learner, Outcome, Phase, ReadSamples, SeenTask
-from rkr.learners.one_network import OneNetwork
+from rkr.learners.shared.one_network import OneNetwork
 from rkr.tasks import Augment, Images, Stream, Task, Training
 
 FOREVER = 1e9  # minutes between two saves

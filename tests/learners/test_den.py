@@ -17,7 +17,7 @@ from rkr.core.growth import NEVER
 from rkr.learners import METHODS
 from rkr.learners.den import STAGES, Den, _count
 from rkr.learners.learner import Phase, SeenTask
-from rkr.learners.proximal import group_threshold, soft_threshold
+from rkr.learners.shared.proximal import group_threshold, soft_threshold
 from rkr.networks.resnet import ResNet, ZeroPad, projection
 
 CLASSES = 3

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import rkr
 from rkr.learners import METHODS, Learner
 from rkr.learners.learner import SeenTask, decay_groups
-from rkr.learners.one_network import TaskHead
+from rkr.learners.shared.one_network import TaskHead
 
 ISOLATING = [name for name, method in METHODS.items() if method.learner.isolating]
 CLASSES = (3, 2, 4)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import rkr
 from rkr.learners import METHODS, Learner
 from rkr.learners.learner import SeenTask
-from rkr.learners.memory import Memory, herd
-from rkr.learners.rehearsing import Rehearsing, task_and_class
+from rkr.learners.shared.memory import Memory, herd
+from rkr.learners.shared.rehearsing import Rehearsing, task_and_class
 
 CLASSES = (3, 2, 4)
 OF_CLASS = 7  # samples

@@ -14,9 +14,9 @@ from rkr.core.graph import norm_after
 from rkr.errors import UsageError
 from rkr.learners import METHODS, Learner
 from rkr.learners.ccll import Ccll, calibrated
-from rkr.learners.changed import Changed
 from rkr.learners.eft import Eft, group_size
 from rkr.learners.learner import SeenTask
+from rkr.learners.shared.changed import Changed
 
 
 def task(number: int, classes: int = 10) -> SeenTask:

@@ -14,18 +14,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rkr
-import rkr.learners.fisher
+import rkr.learners.shared.fisher
 from rkr.errors import UsageError
 from rkr.learners import METHODS, Learner
-from rkr.learners.anchor import Anchor, departure
-from rkr.learners.distillation import distilled, imitated
 from rkr.learners.ewc import Ewc
-from rkr.learners.fisher import ESTIMATORS, fisher
 from rkr.learners.l2t import L2Transfer
 from rkr.learners.learner import Outcome, ReadSamples, SeenTask
 from rkr.learners.lwf import Lwf
-from rkr.learners.one_network import OneNetwork, TaskNorm
 from rkr.learners.progress_compress import Lateral, ProgressCompress
+from rkr.learners.shared.anchor import Anchor, departure
+from rkr.learners.shared.distillation import distilled, imitated
+from rkr.learners.shared.fisher import ESTIMATORS, fisher
+from rkr.learners.shared.one_network import OneNetwork, TaskNorm
 from rkr.learners.si import SynapticIntelligence
 
 pytestmark = [
@@ -203,7 +203,7 @@ def test_fisher_does_not_depend_on_batches_or_on_where_labels_start(
     parameters = list(network.parameters())[:-1]  # some
     whole = fisher(network, parameters, read([N]), 0, estimator)
     for sizes, start, chunk in (([1] * N, 0, 32), ([4, 7], 5, 32), ([9, 2], 0, 4)):
-        monkeypatch.setattr(rkr.learners.fisher, "CHUNK", chunk)
+        monkeypatch.setattr(rkr.learners.shared.fisher, "CHUNK", chunk)
         for a, b in zip(fisher(network, parameters, read(sizes, start), start, estimator), whole, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-14)
 

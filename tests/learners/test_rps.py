@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import rkr
 from rkr.learners import METHODS
 from rkr.learners.learner import SeenTask, nbytes
-from rkr.learners.memory import herd
 from rkr.learners.rps import Parallel, RpsNet, layers_and_norms
+from rkr.learners.shared.memory import herd
 
 CLASSES = (3, 2, 4, 2)
 OF_CLASS = 7  # samples

@@ -23,9 +23,9 @@ from rkr.core.options import Options
 from rkr.core.sites import Site
 from rkr.core.state import TaskState, is_statistic
 from rkr.errors import UsageError
-from rkr.learners.anchor import gradient
-from rkr.learners.changed import Changed
 from rkr.learners.learner import Capacity, MakeNetwork, ReadSamples, SeenTask
+from rkr.learners.shared.anchor import gradient
+from rkr.learners.shared.changed import Changed
 
 INITS = ("zero", "sigma")
 

@@ -19,8 +19,8 @@ from rkr.core.options import Options
 from rkr.core.sites import Site
 from rkr.core.state import TaskState
 from rkr.errors import UsageError
-from rkr.learners.changed import Changed
 from rkr.learners.learner import MakeNetwork
+from rkr.learners.shared.changed import Changed
 
 
 class Calibration(Change):

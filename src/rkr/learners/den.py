@@ -13,10 +13,10 @@ from rkr.core.growth import NEVER, SLOTS, Growth
 from rkr.core.sites import Site, join
 from rkr.core.widths import Space
 from rkr.errors import UsageError
-from rkr.learners.anchor import departure
-from rkr.learners.growing import Growing, over
 from rkr.learners.learner import MakeNetwork, Outcome, Phase, ReadSamples, SeenTask, evaluating
-from rkr.learners.proximal import finest, group_norm, group_threshold, soft_threshold
+from rkr.learners.shared.anchor import departure
+from rkr.learners.shared.growing import Growing, over
+from rkr.learners.shared.proximal import finest, group_norm, group_threshold, soft_threshold
 
 STAGES = ("train", "select", "retrain", "grow", "expand", "divide", "split")
 """The phases, in order: "train" is the first task's; "grow" and "divide" change the network, and train nothing."""

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rkr.errors import UsageError
-from rkr.learners.distillation import distilled
 from rkr.learners.learner import MakeNetwork, Outcome, Phase, ReadSamples, SeenTask
-from rkr.learners.memory import fill_rows
-from rkr.learners.rehearsing import Rehearsing
+from rkr.learners.shared.distillation import distilled
+from rkr.learners.shared.memory import fill_rows
+from rkr.learners.shared.rehearsing import Rehearsing
 
 
 class Eeil(Rehearsing):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rkr.errors import UsageError
-from rkr.learners.anchored import Anchored
-from rkr.learners.fisher import ESTIMATORS, fisher
 from rkr.learners.learner import MakeNetwork, ReadSamples
+from rkr.learners.shared.anchored import Anchored
+from rkr.learners.shared.fisher import ESTIMATORS, fisher
 
 MODES = ("all", "online")
 
@@ -19,7 +19,7 @@ class Ewc(Anchored):
         make: Builds the network.
         head: Its classification layer.
         strength: λ.
-        estimator: Of the Fisher information: see `rkr.learners.fisher`.
+        estimator: Of the Fisher information: see `rkr.learners.shared.fisher`.
         samples: How many training samples it is estimated from, at most, drawn at random; None for all.
         mode: "all": a penalty for every earlier task, Σ_t F_t (θ - θ*_t)², kept as the one parabola that is their sum.
             "online" (Schwarz et al., ICML 2018): F ← γ F + F_t, around the newest weights.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rkr.learners.one_network import OneNetwork
+from rkr.learners.shared.one_network import OneNetwork
 
 
 class Finetune(OneNetwork):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rkr.learners.learner import MakeNetwork, ReadSamples, SeenTask
-from rkr.learners.one_network import OneNetwork
+from rkr.learners.shared.one_network import OneNetwork
 
 
 class HeadOnly(OneNetwork):

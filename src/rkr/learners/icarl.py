@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rkr.learners.learner import MakeNetwork, Outcome, ReadSamples, SeenTask
-from rkr.learners.rehearsing import Rehearsing, task_and_class
+from rkr.learners.shared.rehearsing import Rehearsing, task_and_class
 
 
 class Icarl(Rehearsing):

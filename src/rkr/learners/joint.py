@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rkr.learners.learner import Outcome, decay_groups
-from rkr.learners.one_network import ONE_PASS, OneNetwork
+from rkr.learners.shared.one_network import ONE_PASS, OneNetwork
 
 
 class Joint(OneNetwork):

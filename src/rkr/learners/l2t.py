@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rkr.learners.anchored import Anchored
 from rkr.learners.learner import MakeNetwork, ReadSamples, nbytes
+from rkr.learners.shared.anchored import Anchored
 
 
 class L2Transfer(Anchored):

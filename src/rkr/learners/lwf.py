@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from rkr.errors import UsageError
-from rkr.learners.distillation import Taught, distilled
 from rkr.learners.learner import MakeNetwork, Outcome, Phase, ReadSamples
+from rkr.learners.shared.distillation import Taught, distilled
 
 
 class Lwf(Taught):

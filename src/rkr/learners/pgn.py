@@ -14,8 +14,8 @@ from rkr.core.sites import BATCH_NORMS, Site, join
 from rkr.core.state import TaskState
 from rkr.core.widths import Space
 from rkr.errors import UsageError
-from rkr.learners.growing import Growing, over
 from rkr.learners.learner import MakeNetwork, SeenTask
+from rkr.learners.shared.growing import Growing, over
 
 LATERALS = ("linear", "adapter")
 

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rkr.errors import UsageError
-from rkr.learners.anchored import Anchored
-from rkr.learners.distillation import imitated
-from rkr.learners.fisher import fisher
 from rkr.learners.learner import MakeNetwork, Outcome, Phase, ReadSamples, SeenTask, decay_groups
-from rkr.learners.one_network import put_task_head
+from rkr.learners.shared.anchored import Anchored
+from rkr.learners.shared.distillation import imitated
+from rkr.learners.shared.fisher import fisher
+from rkr.learners.shared.one_network import put_task_head
 
 
 class Lateral(nn.Module):

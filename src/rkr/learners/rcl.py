@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from rkr.core.growth import Growth
 from rkr.core.sites import Site
 from rkr.errors import UsageError
-from rkr.learners.growing import Growing
 from rkr.learners.learner import MakeNetwork, SeenTask
+from rkr.learners.shared.growing import Growing
 
 BETAS = (0.9, 0.999)  # of Adam
 EPS = 1e-8

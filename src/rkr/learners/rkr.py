@@ -6,8 +6,8 @@ from typing import Any
 
 from rkr.core.model import load
 from rkr.core.options import Options
-from rkr.learners.changed import Changed
 from rkr.learners.learner import MakeNetwork
+from rkr.learners.shared.changed import Changed
 
 
 class Rkr(Changed):

@@ -27,7 +27,7 @@ from rkr.core.sites import BATCH_NORMS, weight_kind
 from rkr.core.state import version_key
 from rkr.errors import UsageError
 from rkr.learners.learner import Capacity, MakeNetwork, Outcome, ReadSamples, SeenTask
-from rkr.learners.rehearsing import Rehearsing
+from rkr.learners.shared.rehearsing import Rehearsing
 
 EXEMPLARS = ("random", "herding")
 

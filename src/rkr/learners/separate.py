@@ -17,7 +17,7 @@ from rkr.learners.learner import (
     nbytes,
     plain_size,
 )
-from rkr.learners.one_network import put_task_head
+from rkr.learners.shared.one_network import put_task_head
 
 
 class Separate(Learner):

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rkr.errors import UsageError
-from rkr.learners.anchored import Anchored
 from rkr.learners.learner import MakeNetwork, ReadSamples, SeenTask, nbytes
+from rkr.learners.shared.anchored import Anchored
 
 
 class SynapticIntelligence(Anchored):

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rkr.errors import UsageError
-from rkr.learners.anchor import departure
 from rkr.learners.learner import MakeNetwork, SeenTask
+from rkr.learners.shared.anchor import departure
 from rkr.learners.zeroshot.learner import Gaussian, ZeroShot
 
 

@@ -13,8 +13,8 @@ from rkr.core.growth import Growth, layout_of
 from rkr.core.options import Options
 from rkr.core.sites import Site
 from rkr.core.state import is_statistic
-from rkr.learners.changed import Changed
 from rkr.learners.learner import Capacity, MakeNetwork, Phase, ReadSamples, nbytes
+from rkr.learners.shared.changed import Changed
 
 
 class Growing(Changed):

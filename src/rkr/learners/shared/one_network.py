@@ -13,6 +13,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from rkr.core.sites import BATCH_NORMS
 from rkr.errors import UsageError
 from rkr.learners.learner import Capacity, Learner, MakeNetwork, Outcome, SeenTask, decay_groups, nbytes, plain_size
 
@@ -180,9 +181,6 @@ def put_task_head(network: nn.Module, head: str) -> TaskHead:
     parent, _, leaf = head.rpartition(".")
     setattr(network.get_submodule(parent), leaf, made)
     return made
-
-
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def put_task_norms(network: nn.Module) -> list[nn.Module]:

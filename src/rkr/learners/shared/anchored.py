@@ -6,9 +6,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from rkr.errors import UsageError
-from rkr.learners.anchor import Anchor
 from rkr.learners.learner import MakeNetwork, nbytes
-from rkr.learners.one_network import OneNetwork
+from rkr.learners.shared.anchor import Anchor
+from rkr.learners.shared.one_network import OneNetwork
 
 
 class Anchored(OneNetwork):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rkr.learners.learner import MakeNetwork, SeenTask, decay_groups, nbytes
-from rkr.learners.one_network import ONE_PASS, OneNetwork
+from rkr.learners.shared.one_network import ONE_PASS, OneNetwork
 
 
 def distilled(student: Tensor, teacher: Tensor, temperature: float = 2.0) -> Tensor:

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from rkr.learners.distillation import Taught
 from rkr.learners.learner import MakeNetwork, ReadSamples, SeenTask
-from rkr.learners.memory import Memory, class_features, herd
+from rkr.learners.shared.distillation import Taught
+from rkr.learners.shared.memory import Memory, class_features, herd
 
 
 class Rehearsing(Taught):
