@@ -95,9 +95,6 @@ def test_order_robustness_follows_the_classes_and_not_the_position(a_result):
     assert found.disparity == pytest.approx({(0, 1): 0.3, (2, 3): 0.1, (4, 5): 0.4})
     assert found.mean == pytest.approx(0.8 / 3)
     assert found.worst == pytest.approx(0.4)
-    top5 = metrics.order_robustness([a, b], top=5)
-    assert top5 is not None
-    assert top5.worst == 0
 
 
 def test_order_robustness_is_undefined_without_the_same_classes(a_result):

@@ -12,7 +12,7 @@ from rkr import UsageError
 from rkr.report import comparable, differences, read_result, require_one_protocol, summary_json, summary_table
 from rkr.report import protocol as module
 from rkr.report.protocol import Protocol, group_by_protocol, protocol
-from rkr.report.tables import zero_shot_cells
+from rkr.report.summary import zero_shot_cells
 
 RESULTS = Path(__file__).parents[2] / "results"
 ORDERS = {"A": (0, 1, 2), "B": (2, 0, 1), "0": (1, 2, 0)}

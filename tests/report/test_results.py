@@ -30,8 +30,8 @@ def test_a_folder_is_read_as_it_was_written(run_folder):
     assert result.tasks == ("toy-1", "toy-2", "toy-3")
     assert result.groups == ((5, 1), (0, 3), (2, 4))
     assert result.settings == {"epochs": 2}
-    assert result.matrix == result.rows(1) == ((0.9,), (0.7, 0.8), (0.6, 0.75, 0.95))
-    assert result.measures["top5"] == result.rows(5) == ((1.0,), (1.0, 1.0), (1.0, 1.0, 1.0))
+    assert result.matrix == ((0.9,), (0.7, 0.8), (0.6, 0.75, 0.95))
+    assert result.measures["top5"] == ((1.0,), (1.0, 1.0), (1.0, 1.0, 1.0))
     assert result.agnostic == (None, None, (0.3, 0.375, 0.475))
     assert result.proofs[1] == {"toy-1": "1-1", "toy-2": "2-2"}
     assert result.unchanged == (True, True, True)

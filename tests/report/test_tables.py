@@ -11,7 +11,7 @@ from rich.table import Table
 from rkr import UsageError
 from rkr.report import accuracy_table, added_by_a_task, summary_json, summary_table, summary_tables
 from rkr.report.metrics import spread
-from rkr.report.tables import _points, _size
+from rkr.report.summary import COLUMNS, points, size, summarise, summary_cells
 
 ISOLATED = [[0.8], [0.8, 0.7], [0.8, 0.7, 0.6]]
 
@@ -39,7 +39,6 @@ def test_the_accuracy_matrix_in_percent(a_result):
     ]
     assert "toy · rkr · order A" in printed(table)
     assert "not finished" not in printed(table)
-    assert cells(accuracy_table(a_result(), top=5))[3] == ["3 toy-3", "100.0", "100.0", "100.0", "100.0"]
 
 
 def test_the_accuracy_matrix_of_a_run_that_goes_on(a_result):
@@ -128,7 +127,6 @@ def test_only_unfinished_runs(a_result):
     assert summary_json(results) == {
         "recipe": "toy",
         "tasks": 3,
-        "top": 1,
         "methods": [],
         "unfinished": [{"method": "rkr", "run": "A", "done": 1}],
     }
@@ -162,7 +160,14 @@ def test_the_summary_for_machines(a_result):
     assert rkr["bit_identical"] == {"same": 3, "pairs": 3}
     assert (rkr["capacity"], rkr["bytes"], rkr["epoch_seconds"]) == (103, 7000, 3)
     assert found["unfinished"] == [{"method": "rkr", "run": "B", "done": 1}]
-    assert summary_json([a_result()], top=5)["methods"][0]["accuracy"]["mean"] == 100
+
+
+def test_top5_where_it_says_something(a_result):
+    run = a_result()
+    assert "top-5" not in summary_cells(summarise([run]), COLUMNS)  # 100 % throughout
+    five = replace(run, measures={**run.measures, "top5": ((1.0,), (1.0, 0.9), (0.9, 0.8, 1.0))})
+    (cell,) = summary_cells(summarise([five]), COLUMNS)["top-5"]
+    assert (cell.text, cell.value) == ("90.00", pytest.approx(0.9))
 
 
 @pytest.mark.parametrize(
@@ -177,12 +182,12 @@ def test_the_summary_for_machines(a_result):
     ],
 )
 def test_sizes(n, text):
-    assert _size(n) == text
+    assert size(n) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(0.0, "0.00"), (-0.00001, "0.00"), (0.0123, "+1.23"), (-0.5, "-50.00")])
 def test_differences_have_a_sign_unless_they_are_nothing(value, text):
-    assert _points(spread([value])) == text
+    assert points(spread([value])) == text
 
 
 def test_what_a_task_adds(a_result):

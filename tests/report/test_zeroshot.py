@@ -17,7 +17,7 @@ from rkr.recipes import load_recipe
 from rkr.report import Result, accuracy_table, find_results, read_result, summary_json, summary_table, zero_shot_table
 from rkr.report.figures import write_figures
 from rkr.report.page import page
-from rkr.report.tables import zero_shot_cells
+from rkr.report.summary import zero_shot_cells
 
 MATRIX = [[0.5], [0.4, 0.6], [0.3, 0.6, 0.7]]  # ends with 0.5333 on average
 OTHER = [[0.5], [0.5, 0.5], [0.5, 0.5, 0.4]]  # 0.4667
@@ -50,7 +50,7 @@ def runs(a_result: ReadRun, **options: Any) -> list[Result]:
 def test_reading(a_result: ReadRun) -> None:
     first, second, _ = runs(a_result)
     assert first.measure == "H"
-    assert first.matrix == first.rows() == ((0.5,), (0.4, 0.6), (0.3, 0.6, 0.7))
+    assert first.matrix == ((0.5,), (0.4, 0.6), (0.3, 0.6, 0.7))
     assert first.measures["U"][-1] == pytest.approx((0.2, 0.5, 0.6))
     assert first.measures["S"][-1] == pytest.approx((0.35, 0.65, 0.75))
     assert [notes["classifier_epochs"] for notes in first.notes] == [10, 20, 30]

@@ -16,7 +16,8 @@ from rkr.report.protocol import Protocol, protocol, require_one_protocol
 from rkr.report.results import Result, named_apart
 from rkr.report.scan import Skipped, collect
 from rkr.report.statistics import Paired, paired
-from rkr.report.tables import LOOK, NOTHING, Summary, _caption, _json, _plus_minus, _points, _progress, summarise
+from rkr.report.summary import COLUMNS, NOTHING, Summary, points, progress, summarise
+from rkr.report.tables import LOOK, caption, spread_json
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def compare(folders: Sequence[str | os.PathLike[str]]) -> Comparison:
                 taken.add(real)
                 methods.setdefault((result.recipe, result.method), []).append(result)
             else:
-                skipped[result.folder] = Skipped(result.folder, f"not finished: {_progress(result)}")
+                skipped[result.folder] = Skipped(result.folder, f"not finished: {progress(result)}")
         if not methods:
             left = [f"{item.path}: {item.reason}" for item in skipped.values() if item.path.is_relative_to(folder)]
             why = "all of its runs are in the other folders" if again else "; ".join(left) or "there is no run in it"
@@ -99,21 +100,20 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
     """Each by itself, then the differences to the first."""
     measure, first = comparison.measure, comparison.compared[0]
     each = Table(
-        caption=_caption(
+        caption=caption(
             f"mean {measure} over all tasks at the end, in %, ± 95 % confidence over runs",
             f"protocol {comparison.protocol.hash}",
         ),
         **LOOK,
     )
     each.add_column("method", overflow="fold")
-    for name in ("runs", measure, "forgets", "capacity"):
+    shown = ("runs", measure, "forgets", "capacity")
+    for name in shown:
         each.add_column(name, justify="right", no_wrap=True)
     for one in comparison.compared:
-        s = one.summary
-        accuracy = _plus_minus(100 * s.accuracy.mean, s.accuracy.half_width, 100)
-        each.add_row(Text(one.name), str(s.accuracy.n), accuracy, _points(s.forgetting), f"{s.capacity:.1f} %")
+        each.add_row(Text(one.name), *(COLUMNS[name].cell(one.summary).text for name in shown))
     to_first = Table(
-        caption=_caption("paired over the same orders and seeds: points, ± 95 % confidence, p of the t-test"), **LOOK
+        caption=caption("paired over the same orders and seeds: points, ± 95 % confidence, p of the t-test"), **LOOK
     )
     to_first.add_column(Text(f"minus {first.name}"), overflow="fold")
     for name in ("difference", "p", "pairs", "without a partner"):
@@ -129,7 +129,7 @@ def _cells(found: Paired) -> tuple[str, str, str, str]:
     if found.difference is None:
         return NOTHING, NOTHING, "0", alone
     half = found.difference.half_width
-    difference = _points(found.difference) + ("" if half is None else f" ± {100 * half:.2f}")
+    difference = points(found.difference) + ("" if half is None else f" ± {100 * half:.2f}")
     p = NOTHING if found.p is None else f"{found.p:.2g}" if found.p >= 1e-4 else "< 0.0001"
     return difference, p, str(found.difference.n), alone
 
@@ -144,13 +144,13 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
                 "name": one.name,
                 "method": s.method,
                 "runs": list(s.runs),
-                "accuracy": _json(s.accuracy),
-                "forgetting": _json(s.forgetting),
+                "accuracy": spread_json(s.accuracy),
+                "forgetting": spread_json(s.forgetting),
                 "capacity": s.capacity,
                 "to_first": None
                 if found is None
                 else {
-                    "difference": _json(found.difference),
+                    "difference": spread_json(found.difference),
                     "p": found.p,
                     "pairs": list(found.pairs),
                     "without_partner": list(found.left_out),

@@ -21,7 +21,7 @@ from rkr.errors import FileError
 from rkr.report.metrics import Spread
 from rkr.report.names import file_stems
 from rkr.report.results import Result, comparable
-from rkr.report.tables import NOTHING, Paper, Summary, summarise, summary_cells, zero_shot_cells
+from rkr.report.summary import NOTHING, Paper, Summary, summarise, summary_cells, zero_shot_cells
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _summary(name: str, summaries: Sequence[Summary]) -> Sheet | None:
         row += [None, None] if s.paper is None else s.paper
         row += [None, None] if s.robustness is None else [s.robustness.mean, s.robustness.worst]
         raw_rows.append([*row, s.capacity, s.bytes, s.epoch_seconds, *s.unchanged])
-    printed = [[s.method, *(column[i] for column in cells.values())] for i, s in enumerate(summaries)]
+    printed = [[s.method, *(column[i].text for column in cells.values())] for i, s in enumerate(summaries)]
     return Sheet(name, ["method", *cells], printed, raw_header, raw_rows)
 
 

@@ -33,8 +33,8 @@ from rkr.errors import FileError, UsageError
 from rkr.report import metrics
 from rkr.report.looks import look_of
 from rkr.report.names import file_stems, shortened
-from rkr.report.results import Result, Top, by_method
-from rkr.report.tables import Paper, summarise
+from rkr.report.results import Result, by_method
+from rkr.report.summary import Paper, summarise
 
 SINGLE, DOUBLE = 3.3, 6.9  # inches: one column of a paper, and both
 PALE, GREY = 0.25, "#404040"  # how much of its colour a pale bar has; the colour of what is of no method
@@ -62,7 +62,7 @@ STYLE = {
 }
 
 
-def accuracy_over_tasks(results: Sequence[Result], path: str | os.PathLike[str], top: Top = 1) -> list[Path]:
+def accuracy_over_tasks(results: Sequence[Result], path: str | os.PathLike[str]) -> list[Path]:
     """Mean accuracy over the tasks so far, after each task: a line for each method, a 95 % band over its runs.
 
     Bands are drawn from three runs on: of two, Student's interval is as wide as the figure.
@@ -77,7 +77,7 @@ def accuracy_over_tasks(results: Sequence[Result], path: str | os.PathLike[str],
         for method, runs in methods.items():
             dashes = look_of(method).dashes
             look = {**_look(method), "linestyle": (0, dashes) if dashes else "-"}
-            means = [[100 * value for value in metrics.running_mean(r.rows(top))] for r in runs if r.finished]
+            means = [[100 * value for value in metrics.running_mean(r.matrix)] for r in runs if r.finished]
             if means:
                 spreads = [metrics.spread(column) for column in zip(*means, strict=True)]
                 x, y = range(1, tasks + 1), np.array([s.mean for s in spreads])
@@ -90,7 +90,7 @@ def accuracy_over_tasks(results: Sequence[Result], path: str | os.PathLike[str],
                     axes.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
             for run in runs:
                 if not run.finished and run.done:
-                    y = np.array(metrics.running_mean(run.rows(top))) * 100
+                    y = np.array(metrics.running_mean(run.matrix)) * 100
                     label = f"{method}, order {run.label}, not finished"
                     open_: dict[str, Any] = {"linewidth": 0.7, "markerfacecolor": "white"}
                     (line,) = axes.plot(range(1, run.done + 1), y, label=label, **look, **open_)
@@ -98,7 +98,7 @@ def accuracy_over_tasks(results: Sequence[Result], path: str | os.PathLike[str],
         if not lines:
             raise UsageError("no run has learned a task yet")
         axes.set_xlabel("tasks learned")
-        axes.set_ylabel(f"mean {_accuracy(results[0], top)} on them (%)")
+        axes.set_ylabel(f"mean {results[0].measure} on them (%)")
         bands = " (bands: 95 % confidence over runs)" if several else ""
         axes.set_title(shortened(results[0].recipe, NAME) + bands, loc="left")
         _percents(axes)
@@ -110,7 +110,7 @@ def accuracy_over_tasks(results: Sequence[Result], path: str | os.PathLike[str],
         return _write(figure, path)
 
 
-def during_after(results: Sequence[Result], path: str | os.PathLike[str], top: Top = 1) -> list[Path]:
+def during_after(results: Sequence[Result], path: str | os.PathLike[str]) -> list[Path]:
     """Accuracy on each task right after learning it and at the end: a panel for each method, means over its runs."""
     methods = {m: [r for r in runs if r.finished] for m, runs in by_method(results).items()}
     methods = {method: runs for method, runs in methods.items() if runs}
@@ -126,7 +126,7 @@ def during_after(results: Sequence[Result], path: str | os.PathLike[str], top: T
         for axes, (method, runs) in zip(grid.flat, methods.items(), strict=False):
             colour = look_of(method).colour
             for shift, pale, measure in ((-0.2, True, metrics.during), (0.2, False, metrics.after)):
-                of_runs = zip(*(measure(run.rows(top)) for run in runs), strict=True)
+                of_runs = zip(*(measure(run.matrix) for run in runs), strict=True)
                 heights = [100 * fmean(values) for values in of_runs]
                 axes.bar(x + shift, heights, 0.36, color=(colour, PALE if pale else 1), edgecolor=colour, linewidth=0.6)
             said = f", mean of {len(runs)} runs" if len(runs) > 1 else ""
@@ -145,15 +145,15 @@ def during_after(results: Sequence[Result], path: str | os.PathLike[str], top: T
             figure.supxlabel("task, in the order of learning", fontsize=8)
         if columns == 3:
             grid[0, 0].set_yticks([0, 50, 100])  # ticks of many panels take most of the time
-        figure.supylabel(f"{_accuracy(results[0], top)} (%)", fontsize=8)
+        figure.supylabel(f"{results[0].measure} (%)", fontsize=8)
         handles = [Patch(facecolor=(GREY, alpha), edgecolor=GREY) for alpha in (PALE, 1)]
         figure.legend(handles, ["right after learning", "after all tasks"], loc="outside upper right", ncols=2)
         return _write(figure, path)
 
 
-def accuracy_matrix(result: Result, path: str | os.PathLike[str], top: Top = 1) -> list[Path]:
+def accuracy_matrix(result: Result, path: str | os.PathLike[str]) -> list[Path]:
     """The accuracy matrix of a run as a heat map: a row after each task, a column for each task."""
-    rows = result.rows(top)
+    rows = result.matrix
     if not rows:
         raise UsageError(f"{result.folder}: no task has been learned yet")
     low, high = _range([value for row in rows for value in row])
@@ -170,13 +170,13 @@ def accuracy_matrix(result: Result, path: str | os.PathLike[str], top: Top = 1) 
         recipe, method = shortened(result.recipe, NAME), shortened(result.method, NAME)
         title = f"{recipe}: {method}, order {shortened(result.label, NAME)}{progress}"
         axes.set_title(textwrap.fill(title, int(11 * width)), loc="left")  # wrapped here, or a $ begins a formula
-        _colour_bar(figure, mesh, axes, _accuracy(result, top))
+        _colour_bar(figure, mesh, axes, result.measure)
         return _write(figure, path)
 
 
-def accuracy_matrices(results: Sequence[Result], path: str | os.PathLike[str], top: Top = 1) -> list[Path]:
+def accuracy_matrices(results: Sequence[Result], path: str | os.PathLike[str]) -> list[Path]:
     """The accuracy matrix of every method side by side on one scale, means over its finished runs at each place."""
-    methods = {m: [r.rows(top) for r in runs if r.finished] for m, runs in by_method(results).items()}
+    methods = {m: [r.matrix for r in runs if r.finished] for m, runs in by_method(results).items()}
     methods = {method: matrices for method, matrices in methods.items() if matrices}
     if not methods:
         raise UsageError("no run is finished")
@@ -201,7 +201,7 @@ def accuracy_matrices(results: Sequence[Result], path: str | os.PathLike[str], t
         grid[0, 0].invert_yaxis()
         figure.supxlabel("tested on task", fontsize=8)
         figure.supylabel("after learning task", fontsize=8)
-        _colour_bar(figure, mesh, grid, _accuracy(results[0], top))
+        _colour_bar(figure, mesh, grid, results[0].measure)
         return _write(figure, path)
 
 
@@ -241,13 +241,12 @@ def accuracy_against_capacity(
     path: str | os.PathLike[str],
     paper: Paper | None = None,
     capacity: Mapping[str, float] | None = None,
-    top: Top = 1,
 ) -> list[Path]:
     """The trade-off: every method a point with its 95 % interval; the paper's values, where it has both, are hollow.
 
     `paper` has the paper's accuracy and half-width for a method, `capacity` its capacity, all in percent.
     """
-    summaries = summarise(results, top=top)
+    summaries = summarise(results)
     if not summaries:
         raise UsageError("no run is finished")
     dots = [
@@ -285,7 +284,7 @@ def accuracy_against_capacity(
             axes.set_xticks([tick for tick in ticks if min(reach) <= tick <= max(reach)])
             axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlabel("capacity (%; the plain network is 100)")
-        axes.set_ylabel(f"{_accuracy(results[0], top)} at the end (%)")
+        axes.set_ylabel(f"{results[0].measure} at the end (%)")
         axes.set_title(shortened(results[0].recipe, NAME), loc="left")
         axes.grid(axis="y")
         _percents(axes)
@@ -335,18 +334,18 @@ def write_report_figures(
     return written
 
 
-def write_figures(results: Sequence[Result], folder: str | os.PathLike[str], top: Top = 1) -> list[Path]:
+def write_figures(results: Sequence[Result], folder: str | os.PathLike[str]) -> list[Path]:
     """All figures that the results of one recipe allow; the files that were written."""
     folder, written = Path(folder), []
     if any(result.done for result in results):
-        written += accuracy_over_tasks(results, folder / "accuracy_over_tasks", top)
+        written += accuracy_over_tasks(results, folder / "accuracy_over_tasks")
     if any(result.finished for result in results):
-        written += accuracy_against_capacity(results, folder / "accuracy_against_capacity", top=top)
-        written += during_after(results, folder / "during_after", top)
+        written += accuracy_against_capacity(results, folder / "accuracy_against_capacity")
+        written += during_after(results, folder / "during_after")
     begun = [result for result in results if result.done]
     names = file_stems(f"accuracy_matrix-{result.method}-{result.label}" for result in begun)
     for result, name in zip(begun, names, strict=True):
-        written += accuracy_matrix(result, folder / name, top)
+        written += accuracy_matrix(result, folder / name)
     return written
 
 
@@ -382,10 +381,6 @@ def _hide(grid: Any, used: int) -> None:
     for number, axes in enumerate(grid.flat):
         axes.set_visible(number < used)
         axes.tick_params(labelbottom=number < used <= number + columns)
-
-
-def _accuracy(result: Result, top: Top) -> str:
-    return result.measure if top == 1 else "top-5 accuracy"
 
 
 def _ticks(axes: Axes, n: int, tasks: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from rkr.errors import UsageError
-from rkr.report.results import Result, Top
+from rkr.report.results import Result
 
 Matrix = Sequence[Sequence[float]]
 
@@ -85,7 +85,7 @@ def forward_transfer(matrix: Matrix, alone: Sequence[float]) -> float | None:
     return fmean(gained) if gained else None
 
 
-def order_robustness(results: Sequence[Result], top: Top = 1) -> OrderRobustness | None:
+def order_robustness(results: Sequence[Result]) -> OrderRobustness | None:
     """For each group of classes c, max_r p_rc - min_r p_rc over runs r in different orders; its mean and maximum.
 
     p_rc is the final accuracy in run r on the task of these classes. None unless all runs are finished and have the
@@ -96,7 +96,7 @@ def order_robustness(results: Sequence[Result], top: Top = 1) -> OrderRobustness
     finals = []
     for result in results:
         groups = [tuple(sorted(group)) for group in result.groups]
-        final = dict(zip(groups, after(result.rows(top)), strict=True))
+        final = dict(zip(groups, after(result.matrix), strict=True))
         if len(final) < len(groups):
             return None  # equal numbers of different sources, as in CIFAR-10 then CIFAR-100, cannot be told apart
         finals.append(final)

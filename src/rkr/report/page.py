@@ -18,7 +18,7 @@ from rkr.learners import METHODS, ZERO_SHOT_METHODS
 from rkr.recipes import Recipe, load_recipe
 from rkr.report.export import with_deviation
 from rkr.report.results import Result, by_recipe, comparable, find_results, flat_options
-from rkr.report.tables import Summary, summarise, summary_cells, zero_shot_cells
+from rkr.report.summary import NOTHING, Summary, summarise, summary_cells, zero_shot_cells
 
 INTRODUCTION = """\
 # Results
@@ -60,7 +60,7 @@ def _section(name: str, runs: Sequence[Result]) -> str:
         lines += ["", beside if printed else f"Not the recipe's {schedule}."]
     summaries = summarise(runs, printed)
     if summaries:
-        cells = _beside_the_paper(summary_cells(summaries), summaries, recipe)
+        cells = _beside_the_paper(summaries, recipe)
         lines += ["", *_table(["method", *cells], zip((s.method for s in summaries), *cells.values(), strict=True))]
         if len({s.runs for s in summaries}) > 1:
             lines += ["", "Not all methods have run in the same orders or seeds: compare single rows below."]
@@ -90,16 +90,14 @@ def _section(name: str, runs: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-def _beside_the_paper(
-    cells: Mapping[str, Sequence[str]], summaries: Sequence[Summary], recipe: Recipe
-) -> dict[str, Sequence[str]]:
-    """The columns with one more: the capacity that the paper prints, which leaves out copies and stored images."""
+def _beside_the_paper(summaries: Sequence[Summary], recipe: Recipe) -> dict[str, list[str]]:
+    """The summary with one more column: the capacity that the paper prints, without copies and stored images."""
     printed = [recipe.published(s.method, "capacity") for s in summaries]
     found = {}
-    for name, column in cells.items():
-        found[name] = column
+    for name, column in summary_cells(summaries).items():
+        found[name] = [cell.text for cell in column]
         if name == "capacity" and any(value is not None for value in printed):
-            found["in the paper"] = [f"{value:g} %" if isinstance(value, float) else "–" for value in printed]
+            found["in the paper"] = [f"{value:g} %" if isinstance(value, float) else NOTHING for value in printed]
     return found
 
 

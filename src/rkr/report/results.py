@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from rkr.errors import FileError, UsageError
 from rkr.report.protocol import canonical, group_by_protocol, require_one_protocol
@@ -30,7 +30,6 @@ HUGE = 1e12  # beyond any percentage and any number of seconds
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # no part of a name
 
 Row = tuple[float, ...]  # fractions; row i has the accuracy on tasks 1..i after learning task i
-Top = Literal[1, 5]
 
 
 @dataclass(frozen=True)
@@ -108,10 +107,6 @@ class Result:
     def matrix(self) -> tuple[Row, ...]:
         """The measure that counts, of every task after every task."""
         return self.measures[self.measure]
-
-    def rows(self, top: Top = 1) -> tuple[Row, ...]:
-        """The accuracy matrix, top-1 or top-5."""
-        return self.matrix if top == 1 else self.measures["top5"]
 
 
 def read_result(folder: str | os.PathLike[str], epochs: bool = True) -> Result:

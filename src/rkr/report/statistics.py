@@ -10,7 +10,7 @@ from rkr.errors import UsageError
 from rkr.report import metrics
 from rkr.report.metrics import Spread, spread
 from rkr.report.protocol import require_one_protocol
-from rkr.report.results import Result, Top
+from rkr.report.results import Result
 
 ROUNDING = 1e-9  # of sums of decimal fractions, which must not decide whether a number lies in an interval
 
@@ -25,7 +25,7 @@ class Paired:
     left_out: tuple[str, ...]  # finished runs without a partner, such as "rkr B seed 3"
 
 
-def paired(first: Sequence[Result], second: Sequence[Result], top: Top = 1) -> Paired:
+def paired(first: Sequence[Result], second: Sequence[Result]) -> Paired:
     """Compare two methods over the orders and seeds in which both have a finished run.
 
     The same order and seed give both methods the same tasks, so the differences vary less than either method does: the
@@ -34,7 +34,7 @@ def paired(first: Sequence[Result], second: Sequence[Result], top: Top = 1) -> P
     require_one_protocol([*first, *second])
     a, b = _by_run(first), _by_run(second)
     common = [key for key in a if key in b]
-    gained = [metrics.average(b[key].rows(top)) - metrics.average(a[key].rows(top)) for key in common]
+    gained = [metrics.average(b[key].matrix) - metrics.average(a[key].matrix) for key in common]
     alone = [run for runs, others in ((a, b), (b, a)) for key, run in runs.items() if key not in others]
     return Paired(
         difference=spread(gained) if gained else None,

@@ -18,8 +18,7 @@ from rkr.report.looks import look_of
 from rkr.report.metrics import Spread, spread
 from rkr.report.protocol import Protocol, differences, group_by_protocol, protocol
 from rkr.report.results import Result, by_method, by_recipe, is_number
-from rkr.report.statistics import verdict
-from rkr.report.tables import NOTHING, Summary, _plus_minus, _points, _progress, _size, summarise, zero_shot_cells
+from rkr.report.summary import COLUMNS, NOTHING, Cell, Summary, progress, summarise, summary_cells, zero_shot_cells
 
 HASH = 10  # characters of a hash that are shown
 LONG = 200  # a setting longer than this is cut
@@ -35,14 +34,6 @@ class Group:
     results: list[Result]
     published: Published
     protocol: Protocol
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A text, and the value by which its column is sorted."""
-
-    text: str
-    value: float | str | None = None
 
 
 @dataclass(frozen=True)
@@ -146,9 +137,9 @@ def _method(name: str, runs: Sequence[Result], summary: Summary | None, zero: Ma
         "look": _look(name),
         "finished": len(finished),
         "banded": len(finished) >= metrics.FOR_A_BAND,
-        "running": _columns([metrics.running_mean(run.rows()) for run in finished]),
-        "during": _columns([metrics.during(run.rows()) for run in finished]),
-        "after": _columns([metrics.after(run.rows()) for run in finished]),
+        "running": _columns([metrics.running_mean(run.matrix) for run in finished]),
+        "during": _columns([metrics.during(run.matrix) for run in finished]),
+        "after": _columns([metrics.after(run.matrix) for run in finished]),
         "matrix": [_columns(rows) for rows in zip(*(run.matrix for run in finished), strict=True)],
         "cost": [
             [round(fmean(c.percent for c in costs), 6), round(fmean(c.bytes for c in costs))]
@@ -226,106 +217,46 @@ def _percent(fraction: float) -> float:
 # Tables
 
 
+HEADLINE = tuple(name for name in COLUMNS if name not in ("AOPD", "MOPD"))  # these are beside their chart
+
+
 def headline(group: Group) -> Table:
     """One row for each method over its finished runs, then the unfinished runs; empty columns are left out."""
     runs, measure = group.results, group.results[0].measure
     summaries = summarise(runs, group.published.numbers)
-    top5 = _top5(runs)
-
-    def percent(value: Spread | None) -> Cell:
-        return Cell(NOTHING) if value is None else Cell(f"{100 * value.mean:.2f}", value.mean)
-
-    def points(value: Spread | None) -> Cell:
-        return Cell(_points(value), None if value is None else value.mean)
-
-    def deviation(value: float | None) -> Cell:
-        return Cell(NOTHING) if value is None else Cell(f"{100 * value:.2f}", value)
-
-    def row(s: Summary) -> dict[str, Cell]:
-        return {
-            "runs": Cell(str(len(s.runs)), len(s.runs)),
-            measure: Cell(_plus_minus(100 * s.accuracy.mean, s.accuracy.half_width, 100), s.accuracy.mean),
-            "sd": deviation(s.accuracy.std),
-            "paper": Cell(NOTHING) if s.paper is None else Cell(_plus_minus(*s.paper), s.paper[0]),
-            "verdict": Cell(NOTHING) if s.paper is None else Cell(verdict(_in_percent(s.accuracy), *s.paper)),
-            "top-5": percent(top5.get(s.method)),
-            "forgets": points(s.forgetting),
-            "BWT": points(s.backward_transfer),
-            "FWT": points(s.forward_transfer),
-            "inferred": percent(s.agnostic),
-            "capacity": Cell(f"{s.capacity:.1f} %", s.capacity),
-            "bytes": Cell(_size(s.bytes), s.bytes),
-            "s/epoch": Cell(NOTHING) if s.epoch_seconds is None else Cell(f"{s.epoch_seconds:.3g}", s.epoch_seconds),
-            "identical": Cell(f"{s.unchanged[0]}/{s.unchanged[1]}", s.unchanged[0] / s.unchanged[1])
-            if s.unchanged[1]
-            else Cell(NOTHING),
-        }
-
-    rows = [(s.method, row(s)) for s in summaries]
-    names = [name for name in EXPLAINED if any(cells.get(name, Cell(NOTHING)).text != NOTHING for _, cells in rows)]
-    names = names if rows else ["runs", measure]
-    table = Table([("method", ""), *((name, EXPLAINED[name]) for name in names)])
-    for method, cells in rows:
-        table.rows.append((method, [Cell(method, method), *(cells[name] for name in names)]))
+    cells = summary_cells(summaries, HEADLINE) or {"runs": [], measure: []}
+    table = Table([("method", ""), *((name, COLUMNS[name].explanation) for name in cells)])
+    for i, s in enumerate(summaries):
+        table.rows.append((s.method, [Cell(s.method, s.method), *(column[i] for column in cells.values())]))
     for run in runs:
         if not run.finished:
             table.dim.add(len(table.rows))
-            told = {measure: Cell(_progress(run))}
+            told = {measure: Cell(progress(run))}
             label = f"{run.method} {run.label}, unfinished"
-            table.rows.append((run.method, [Cell(label, label), *(told.get(name, Cell(NOTHING)) for name in names)]))
+            table.rows.append((run.method, [Cell(label, label), *(told.get(name, Cell(NOTHING)) for name in cells)]))
     return table
-
-
-EXPLAINED = {
-    "runs": "finished runs: orders and seeds",
-    "accuracy": "mean accuracy over all tasks after the last one, the task given, in %; ± 95 % interval over runs",
-    "H": "mean over all tasks, after the last one, of the harmonic mean of unseen and seen classes, in %; "
-    "± 95 % interval over runs",
-    "sd": "sample standard deviation over runs, in points",
-    "paper": "what the paper prints, in %",
-    "verdict": "our mean and interval beside the paper's, the difference in points",
-    "top-5": "as accuracy, the right class among the five most likely, in %",
-    "forgets": "what was lost of the best accuracy on each earlier task, in points",
-    "BWT": "backward transfer: what later tasks did to earlier ones, in points",
-    "FWT": "forward transfer: what earlier tasks did for later ones, against a network for each task alone, in points",
-    "inferred": "accuracy without being told the task, in %",
-    "capacity": "parameters after the last task by the paper's count; the plain network is 100 %",
-    "bytes": "all that must be kept to use every task",
-    "s/epoch": "median seconds of an epoch",
-    "identical": "(task, later task) pairs for which the task's test logits are the same to the last bit",
-}
-
-
-def _in_percent(value: Spread) -> Spread:
-    std, half = (None if of is None else 100 * of for of in (value.std, value.half_width))
-    return Spread(100 * value.mean, std, half, value.n)
-
-
-def _top5(runs: Sequence[Result]) -> dict[str, Spread]:
-    """Top-5 accuracy at the end; nothing where it is 100 % throughout, as with five classes or fewer."""
-    found = {}
-    for method, own in by_method(runs).items():
-        values = [metrics.average(run.rows(5)) for run in own if run.finished and "top5" in run.measures]
-        if values:
-            found[method] = spread(values)
-    return found if any(value.mean < 1 for value in found.values()) else {}
 
 
 def proofs(group: Group) -> Table:
     """For each method with hashes of its answers, how many pairs of a task and a later one are the same."""
     table = Table(
-        [("method", ""), ("runs", "with hashes"), ("identical pairs", EXPLAINED["identical"]), ("verdict", "")]
+        [
+            ("method", ""),
+            ("runs", "with hashes"),
+            ("identical pairs", COLUMNS["identical"].explanation),
+            ("verdict", ""),
+        ]
     )
     for method, runs in by_method(group.results).items():
-        pairs = [metrics.unchanged_pairs(run) for run in runs]
-        same, of = (sum(column) for column in zip(*pairs, strict=True))
+        found = [metrics.unchanged_pairs(run) for run in runs]
+        same, of = (sum(column) for column in zip(*found, strict=True))
         if not of:
             continue
         if any(_promises(run) for run in runs):
-            found = "✓ nothing was forgotten" if same == of else "✗ promised, but answers changed"
+            said = "✓ nothing was forgotten" if same == of else "✗ promised, but answers changed"
         else:
-            found = "not promised by the method"
-        cells = [Cell(method, method), Cell(str(len(runs)), len(runs)), Cell(f"{same}/{of}", same / of), Cell(found)]
+            said = "not promised by the method"
+        cells = [Cell(method, method), Cell(str(len(runs)), len(runs)), Cell(f"{same}/{of}", same / of), Cell(said)]
         table.rows.append((method, cells))
     table.rows.sort(key=lambda row: not any(_promises(run) for run in group.results if run.method == row[0]))
     return table
@@ -348,7 +279,7 @@ def runs_table(group: Group) -> Table:
             Cell(run.method, run.method),
             Cell(run.order, float(run.order) if is_number(run.order) else run.order),
             Cell(str(run.seed), run.seed),
-            Cell("finished" if run.finished else f"unfinished, {_progress(run)}"),
+            Cell("finished" if run.finished else f"unfinished, {progress(run)}"),
             Cell(NOTHING) if mean is None else Cell(f"{mean:.2f}", mean),
             Cell(_duration(seconds), seconds) if run.times else Cell(NOTHING),
             Cell(str(about.get("commit") or NOTHING)),
@@ -383,7 +314,7 @@ def details(group: Group) -> tuple[Json, list[Details]]:
     described = []
     for run, settings in zip(group.results, flat, strict=True):
         own = {path: text for path, text in settings.items() if path not in shared}
-        title = f"{run.method}, order {run.label}" + ("" if run.finished else f" – unfinished, {_progress(run)}")
+        title = f"{run.method}, order {run.label}" + ("" if run.finished else f" – unfinished, {progress(run)}")
         described.append(Details(run.method, title, run.finished, _facts(run), _tree(own)))
     return _tree(shared), described
 
@@ -394,7 +325,7 @@ def _facts(run: Result) -> list[tuple[str, str]]:
     train, test = sum(t.train_seconds for t in run.times), sum(t.test_seconds for t in run.times)
     facts = [
         ("folder", str(run.folder)),
-        ("state", "finished" if run.finished else f"unfinished, {_progress(run)}; in no average"),
+        ("state", "finished" if run.finished else f"unfinished, {progress(run)}; in no average"),
         ("seed", str(run.seed)),
         ("order", run.order),
         ("tasks", ", ".join(run.tasks)),

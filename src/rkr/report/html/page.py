@@ -19,10 +19,11 @@ import rkr
 from rkr.atomic import write_atomic
 from rkr.errors import UsageError
 from rkr.report.export import write_tables
-from rkr.report.html.data import EXPLAINED, Group, details, document, grouped, headline, proofs, runs_table
+from rkr.report.html.data import Group, details, document, grouped, headline, proofs, runs_table
 from rkr.report.names import file_stem
 from rkr.report.results import Result
 from rkr.report.scan import Skipped, scan
+from rkr.report.summary import COLUMNS
 
 SCRIPTS = ("draw.js", "charts.js", "page.js")
 TITLE = "Continual learning results"
@@ -287,5 +288,8 @@ GLOSSARY = [
         "(separate or original, same order).",
     ),
     ("AOPD, MOPD", "Mean and maximum over class groups of the difference between the best and the worst order."),
-    *((name, EXPLAINED[name] + ".") for name in ("inferred", "top-5", "capacity", "bytes", "s/epoch", "identical")),
+    *(
+        (name, f"{COLUMNS[name].explanation}.")
+        for name in ("inferred", "top-5", "capacity", "bytes", "s/epoch", "identical")
+    ),
 ]
