@@ -227,7 +227,7 @@ def test_the_papers_numbers_are_for_its_own_schedule(a_result: ReadRun, lenet: d
     wide = {**lenet, "network": {"name": "lenet", "head": "fc", "arguments": {"classes": 10}}}
     assert published(wide).changed == ("network classes 10 instead of 100",)
     cut = {**lenet, "stream": {**lenet["stream"], "validation": 0.1, "first": 3}}
-    assert published(cut).changed == ("stream validation 0.1 instead of 0.0", "stream first 3 instead of None")
+    assert published(cut).changed == ("stream validation 0.1 instead of 0.0", "stream first 3")
 
     runs = [a_result(ISOLATED, recipe="cifar100-lenet", settings=s, order=o) for s, o in ((lenet, "A"), (short, "B"))]
     full, quick = grouped(runs[::-1])

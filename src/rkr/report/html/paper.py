@@ -90,16 +90,20 @@ def _changes(settings: Mapping[str, Any], values: Mapping[str, Any]) -> list[str
     for part, own in (("stream", stream), ("network", built)):
         for key, wanted in {**(STREAM if part == "stream" else {}), **values[part]}.items():
             if key in own and key not in ("limit", "seed") and own[key] != wanted:  # older runs lack some
-                changes.append(f"{part} {key} {_words(own[key])} instead of {_words(wanted)}")
+                changes.append(f"{part} {_changed(key, own[key], wanted)}")
     for key, wanted in values["training"].items():
         here = training.get(key)
         if isinstance(wanted, Mapping) and isinstance(here, Mapping):
             wanted, here = dict(wanted), {name: here.get(name) for name in wanted}
         if key not in ("seed", "memory_format") and here != wanted and key in training:
-            changes.append(f"{key} {_words(here)} instead of {_words(wanted)}")
+            changes.append(_changed(key, here, wanted))
     if stream.get("limit") is not None:
         changes.append(f"at most {stream['limit']} training images of a class")
     return changes
+
+
+def _changed(key: str, own: Any, wanted: Any) -> str:
+    return f"{key} {_words(own)}" + ("" if wanted is None else f" instead of {_words(wanted)}")
 
 
 def _words(value: Any) -> str:
