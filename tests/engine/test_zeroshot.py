@@ -262,7 +262,7 @@ def test_training_is_the_plain_loop(tmp_path: Path) -> None:
         total = 0.0
         for x, y in batches.iter_from(epoch):
             assert len(y.unique()) <= len(x) == 8  # the last batch of an epoch is as large as others
-            terms = network.terms(network.encoder(x), x, vae, training.attributes[y])  # type: ignore[operator]
+            terms = network.terms(network.encoder(x), x, vae, training.attributes[y], epoch / 5)  # type: ignore[operator]
             loss = network.total(terms, epoch / 5) / 8  # type: ignore[operator]
             optimizer.zero_grad()
             loss.backward()

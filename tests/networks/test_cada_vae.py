@@ -129,6 +129,24 @@ def test_every_term(noise: str, deviation: str) -> None:
         assert network.total(found, progress).item() == pytest.approx(total, rel=1e-5)
 
 
+def test_what_has_no_weight_yet_is_not_computed() -> None:
+    """Before epoch 21 of 100 the cross-reconstruction counts for nothing: the same loss and gradients without it."""
+    network = small().double()
+    vae = network.attribute_vae(A)
+    x, a = (t.double() for t in example())
+    parameters = [*network.parameters(), *vae.parameters()]
+    found = []
+    for at in (0.2, 1.0):  # as the 20th epoch does it, and with everything computed
+        torch.manual_seed(7)
+        terms = network.terms(network.encoder(x), x, vae, a, at)
+        assert (terms.cross.item() > 0) is (at == 1)
+        loss = network.total(terms, 0.2)
+        found.append([loss.detach(), *torch.autograd.grad(loss, parameters)])
+    for short, whole in zip(*found, strict=True):
+        torch.testing.assert_close(short, whole, rtol=1e-12, atol=1e-12)
+    assert network.terms(network.encoder(x), x, vae, a, 0.22).cross > 0
+
+
 def test_terms_are_sums_over_samples() -> None:
     """Twice the batch, twice every term, whatever is drawn: there is no noise where the deviation is nothing."""
     network = small()

@@ -153,20 +153,27 @@ class CadaVae(nn.Module):
         noise = torch.randn_like(mu[:, :1] if self._noise == "sample" else mu)  # (B, 1) or (B, latent)
         return mu + noise * torch.exp(logvar if self._deviation == "exp(logvar)" else 0.5 * logvar)
 
-    def terms(self, visual: Gaussian, x: Tensor, attribute_vae: Vae, a: Tensor) -> Terms:
-        """The loss of images `x` (B, D), encoded as `visual`, and the attributes `a` (B, A) of their classes."""
+    def terms(self, visual: Gaussian, x: Tensor, attribute_vae: Vae, a: Tensor, progress: float = 1.0) -> Terms:
+        """The loss of images `x` (B, D), encoded as `visual`, and the attributes `a` (B, A) of their classes.
+
+        The cross-reconstruction, a third of a step's work, is 0 and is not computed where it has no weight yet.
+        """
         semantic: Gaussian = attribute_vae.encoder(a)
         z_x, z_a = self.sample(visual), self.sample(semantic)
-        # One pass decodes both what comes from a thing's own latent and what comes from the other's.
-        own_x, cross_x = self.decoder(torch.cat([z_x, z_a])).chunk(2)
-        own_a, cross_a = attribute_vae.decoder(torch.cat([z_a, z_x])).chunk(2)
+        if self._cross(progress):
+            # One pass decodes both what comes from a thing's own latent and what comes from the other's.
+            own_x, cross_x = self.decoder(torch.cat([z_x, z_a])).chunk(2)
+            own_a, cross_a = attribute_vae.decoder(torch.cat([z_a, z_x])).chunk(2)
+            cross = _l1(cross_x, x) + _l1(cross_a, a)
+        else:
+            own_x, own_a, cross = self.decoder(z_x), attribute_vae.decoder(z_a), x.new_zeros(())
         (mu_x, logvar_x), (mu_a, logvar_a) = visual, semantic
         apart = (mu_x - mu_a).square().sum(1)
         apart = apart + (torch.exp(0.5 * logvar_x) - torch.exp(0.5 * logvar_a)).square().sum(1)  # (B,)
         return Terms(
             reconstruction=_l1(own_x, x) + _l1(own_a, a),
             kl=_kl(mu_x, logvar_x) + _kl(mu_a, logvar_a),
-            cross=_l1(cross_x, x) + _l1(cross_a, a),
+            cross=cross,
             alignment=apart.clamp(min=1e-30).sqrt().sum(),  # 2-Wasserstein distance; at 0 its gradient would be NaN
         )
 

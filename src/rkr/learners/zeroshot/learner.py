@@ -40,8 +40,11 @@ class AlignedVae(Protocol):
     def sample(self, gaussian: Gaussian) -> Tensor:
         """Latents drawn at random."""
 
-    def terms(self, visual: Gaussian, x: Tensor, attribute_vae: Any, a: Tensor) -> Any:
-        """Parts of the loss of images, encoded as `visual`, and the attributes of their classes, summed over them."""
+    def terms(self, visual: Gaussian, x: Tensor, attribute_vae: Any, a: Tensor, progress: float) -> Any:
+        """Parts of the loss of images, encoded as `visual`, and the attributes of their classes, summed over them.
+
+        Those that have no weight when a share `progress` of the epochs is over need not be computed.
+        """
 
     def total(self, terms: Any, progress: float) -> Tensor:
         """The loss, when a share `progress` of the epochs is over."""
@@ -119,7 +122,8 @@ class ZeroShot(Learner):
         assert self.task.attributes is not None
         a = self.task.attributes[y - self.task.start]  # (B, A)
         visual = self.encode(x, self.task.number)
-        total = self.vae.total(self.vae.terms(visual, x, self.attribute_vae, a), self._progress)
+        terms = self.vae.terms(visual, x, self.attribute_vae, a, self._progress)
+        total = self.vae.total(terms, self._progress)
         extra = self.extra_loss(x, visual)
         return Outcome((total if extra is None else total + extra) / len(x), None)
 
