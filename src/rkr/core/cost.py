@@ -196,7 +196,7 @@ def measure(model: RectifiedModel, example: Tensor | Sequence[int] | None = None
 def _task_cost(model: RectifiedModel, task: TaskState, network: int) -> TaskCost:
     counts = dict.fromkeys(("rectification", "scale", "norm", "statistics", "head"), 0)
     norms = {site.path for site in model.sites if site.kind == "norm"}
-    state = model._task_state(task)
+    state = model.owned.task_state(task)
     for key, tensor in state.items():
         path, _, last = key.rpartition(".")
         if is_statistic(key):

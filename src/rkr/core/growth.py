@@ -289,7 +289,7 @@ class Growth(Change, nn.Module):
         norms = [site for site in model.sites if site.kind == "norm" and site.path in self.spaces.out]
         fresh = {key: tensor for site in norms for key, tensor in site.draw().items()}
         if self._head in self.spaces.into:
-            fresh["head.weight"] = model._new_head(task.classes, "random")["head.weight"]
+            fresh["head.weight"] = model.owned.new_head(task.classes, "random")["head.weight"]
         for key, (space, dim, values) in self._own(model).items():
             kept = task.get(key)
             if kept is None or not kept.dim() or space.name not in new:

@@ -165,7 +165,7 @@ def run_layers(model: RectifiedModel, args: Any, kwargs: Any, batch: MixedBatch,
 
 def class_dim(model: RectifiedModel) -> int:
     """Where a network's output has its classes: last for a Linear head, dimension 1 for a convolution."""
-    site = model._head_site()
+    site = model.owned.head
     return 1 if site is None or site.weight.dim() > 2 else -1
 
 

@@ -17,7 +17,8 @@ from rkr.core import cost, files, layers, mixed, zoo
 from rkr.core.buffers import lent_buffers
 from rkr.core.changes import Change, Rectification
 from rkr.core.options import Options
-from rkr.core.sites import Site, find_sites, join, norm_parameters
+from rkr.core.ownership import Ownership
+from rkr.core.sites import Site, find_sites, norm_parameters
 from rkr.core.state import Active, MergeCache, TaskState, TaskTable, clone_state, version_key
 from rkr.errors import UsageError
 
@@ -93,6 +94,7 @@ class RectifiedModel(nn.Module):
         self.head = head
         self._active = active
         self.sites: Sequence[Site] = sites  # where the network computes with a task's tensors, in its order
+        self.owned = Ownership(network, sites)
         self._base_at_start: Any = None  # version of the base when the task that trains it was added
         self._user_requires_grad = {n: p.requires_grad for n, p in network.named_parameters()}
         self._base_known: tuple[Any, str] | None = None  # checksums and fingerprint of the base when last looked at
@@ -148,7 +150,7 @@ class RectifiedModel(nn.Module):
             )
         count, names = _class_list(classes, self.head)
         task = TaskState(name, count, names)
-        head = {} if count is None else self._new_head(count, head_init)
+        head = {} if count is None else self.owned.new_head(count, head_init)
         open_base = first and train_base is not False and not always_open
         if not open_base and not always_open:
             if len(self.tasks) and not self.base_frozen and not self._base_has_changed():
@@ -222,7 +224,7 @@ class RectifiedModel(nn.Module):
     def named_task_parameters(self) -> dict[str, nn.Parameter]:
         """`task_parameters` by name: the task's as in its file, the base's as in the network."""
         task = self._active.require()
-        keys = dict.fromkeys((*self._expected(task.classes), *task._parameters))  # the order of the network first
+        keys = dict.fromkeys((*self.owned.expected(task.classes), *task._parameters))  # the order of the network first
         named = {k: p for k in keys if (p := task._parameters.get(k)) is not None}
         if self._trains_base(task):
             for key, p in self.network.named_parameters():
@@ -245,7 +247,7 @@ class RectifiedModel(nn.Module):
             if site.kind == "norm":
                 site.module.train(site.module.training)  # shared statistics go to evaluation mode
         for task in self.tasks.values():  # at most one: the task with which the base was trained
-            for key, tensor in clone_state(self._norm_state(task)).items():
+            for key, tensor in clone_state(self.owned.norm_state(task)).items():
                 task.put(key, tensor)
             task.trainable(task is self._active.task)
 
@@ -278,7 +280,7 @@ class RectifiedModel(nn.Module):
         """
         task = self.tasks[name]
         self._check_layers()
-        self._restore_shared()
+        self.owned.restore_shared()
         if type(self.change) is not Rectification:
             raise UsageError(f"{type(self.change).__name__} does not fold into plain weights: use the model itself")
         plain = copy.deepcopy(self.network, {id(self._active): Active()})  # without the tasks
@@ -376,18 +378,13 @@ class RectifiedModel(nn.Module):
                 layers.restore(module)
         for site in self.sites:
             layers.exchange(site)
-        for p in self._unused_head():
+        for p in self.owned.unused_head():
             p.requires_grad_(False)
 
     def _pass(self, args: Sequence[Any], kwargs: Mapping[str, Any], task: TaskState | None) -> Any:
         """One pass of the network. `task` is for changes that run it otherwise; None in a mixed batch."""
         with lent_buffers(self.sites):
             return self.change.run(self.network, args, kwargs, task)
-
-    def _restore_shared(self) -> None:
-        """Put buffers that all tasks share back, whatever has moved them."""
-        for site in self.sites:
-            site.buffers.restore()
 
     def _restore_tasks(self, tasks: Sequence[TaskState], current: str | None, frozen: bool) -> None:
         """Take over the tasks of a saved model, and whether its base was still being trained."""
@@ -397,7 +394,7 @@ class RectifiedModel(nn.Module):
             self.freeze_base()
         else:  # the base's own normalisation is trained with the first task
             for task in tasks:
-                for key in self._norm_state(task):
+                for key in self.owned.norm_state(task):
                     task.discard(key)
         if current is not None:
             self.set_task(current)
@@ -436,26 +433,6 @@ class RectifiedModel(nn.Module):
             raise UsageError(f'init must be "previous", "random" or the name of a task, not {init!r}; tasks: {known}')
         return self.tasks[init]
 
-    def _head_keys(self) -> set[str]:
-        """The head's parameters under all their names in the network."""
-        site = self._head_site()
-        modules = self.network.named_modules(remove_duplicate=False)
-        return {
-            join(path, name)
-            for path, module in modules
-            if site is not None and module is site.module
-            for name in module._parameters
-        }
-
-    def _unused_head(self) -> list[nn.Parameter]:
-        """The parameters of the network's own head, which no task uses, unless they are tied to something else."""
-        site = self._head_site()
-        if site is None:
-            return []
-        others = (m for m in self.network.modules() if m is not site.module)
-        elsewhere = {id(p) for module in others for p in module._parameters.values()}
-        return [p for p in site.module._parameters.values() if p is not None and id(p) not in elsewhere]
-
     @contextmanager
     def _as_when_frozen(self) -> Iterator[None]:
         """Without gradients, compute exactly as after the base is frozen.
@@ -486,75 +463,6 @@ class RectifiedModel(nn.Module):
                     f"{what} is {value.dtype} on {value.device}, but the network is {base.dtype} on {base.device}: "
                     "convert the input with x.to(...), or the whole model with model.to(...)"
                 ) from error
-
-    def _head_site(self) -> Site | None:
-        return next((s for s in self.sites if s.kind == "head"), None)
-
-    def _new_head(self, count: int, init: str) -> dict[str, Tensor]:
-        site = self._head_site()
-        assert site is not None
-        w, b = site.weight, site.bias
-        if init == "network":
-            if w.shape[0] != count:
-                raise UsageError(
-                    f"the network's own head has {w.shape[0]} classes, the task {count}: use head_init='random'"
-                )
-            return clone_state({"head.weight": w} | ({} if b is None else {"head.bias": b}))
-        if init != "random":
-            raise UsageError(f"head_init must be 'random' or 'network', not {init!r}")
-        weight = torch.empty(count, *w.shape[1:])
-        nn.init.kaiming_uniform_(weight, a=5**0.5)
-        found = {"head.weight": weight.to(w)}
-        if b is not None:
-            bound = w[0].numel() ** -0.5
-            found["head.bias"] = torch.empty(count).uniform_(-bound, bound).to(b)
-        return found
-
-    def _norm_state(self, task: TaskState) -> dict[str, Tensor]:
-        """The task's normalisation tensors; while the base is trained they are the base's own."""
-        found: dict[str, Tensor] = {}
-        for site in self.sites:
-            if site.kind == "norm":
-                for key in site.shapes():
-                    own = task.get(key)
-                    tensor = own if own is not None else site.base_tensor(key.rpartition(".")[2])
-                    assert tensor is not None
-                    found[key] = tensor
-        return found
-
-    def _task_state(self, task: TaskState) -> dict[str, Tensor]:
-        """Everything that belongs to a task, as its file holds it."""
-        return {**task.tensors(), **self._norm_state(task)}
-
-    def _expected(self, classes: int | None) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Names, shapes and types of a task's tensors in this model."""
-        found: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
-        for site in self.sites:
-            if site.kind == "head":
-                assert classes is not None
-                found["head.weight"] = ((classes, *site.weight.shape[1:]), site.weight.dtype)
-                if site.bias is not None:
-                    found["head.bias"] = ((classes,), site.weight.dtype)
-                continue
-            for key, shape in site.shapes().items():
-                dtype = site.weight.dtype if site.kind != "norm" else None
-                if dtype is None:
-                    base = site.base_tensor(key.rpartition(".")[2])
-                    assert base is not None
-                    dtype = base.dtype
-                found[key] = (shape, dtype)
-        return found
-
-    def _base_state(self, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """What tasks share: the network's tensors without its head and without what each task has for itself."""
-        if state is None:
-            self._restore_shared()
-            state = self.network.state_dict()
-        odd = next((k for k, v in state.items() if not isinstance(v, Tensor)), None)
-        if odd is not None:
-            raise UsageError(f"the network's state {odd!r} is not a tensor, so it cannot be hashed or saved")
-        own = self._head_keys() | {k for s in self.sites if s.kind == "norm" for k in s.shapes()}
-        return {k: v for k, v in state.items() if k not in own}
 
     def _check_layers(self) -> None:
         """That every layer is still the one that was rectified, and that none has come since which could forget."""

@@ -138,7 +138,7 @@ def _load(
         model = build(network, index["options"], index["head"], attach=False)
     except (RkrError, TypeError) as error:
         raise FileError(f"{folder / INDEX}: does not fit this network: {error}") from error
-    if digest(model._base_state(base), "rkr-base") != meta.get("fingerprint"):
+    if digest(model.owned.base_state(base), "rkr-base") != meta.get("fingerprint"):
         raise FileError(f"{base_path}: its content does not give the fingerprint that it states")
     tasks = []
     for entry in index["tasks"]:

@@ -158,7 +158,7 @@ class Apd(Changed):
 
     def shared(self) -> list[nn.Parameter]:
         """σ, and what else of the network all tasks use: not its own biases, normalisation and head."""
-        unused = {id(p) for p in self.model._unused_head()}
+        unused = {id(p) for p in self.model.owned.unused_head()}
         unused |= {id(site.bias) for site in self.layers()}
         norms = [site for site in self.model.sites if site.kind == "norm" and site.affine]
         unused |= {id(p) for site in norms for p in site.module.parameters()}
@@ -249,11 +249,11 @@ class Apd(Changed):
         counted += [
             value
             for task in self.model.tasks.values()
-            for key, value in self.model._task_state(task).items()
+            for key, value in self.model.owned.task_state(task).items()
             if not is_statistic(key) and key not in ("head.weight", "head.bias")
         ]
         counted += [value for value in self.local.buffers() if value.is_floating_point()]
-        head = sum(p.numel() for p in self.model._unused_head())
+        head = sum(p.numel() for p in self.model.owned.unused_head())
         values = head + sum(int(torch.count_nonzero(t)) for t in counted)
         size = sum(t.nbytes for t in self.stored().values())
         return Capacity(values, self._plain.parameters, size, self._plain.multiply_adds)
