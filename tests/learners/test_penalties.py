@@ -134,6 +134,55 @@ class Unusual(nn.Module):
         return self.fc(self.bn(self.b(self.act(self.a(self.norm(x))))))
 
 
+class Attentive(nn.Module):
+    """Attention computes with the weights of its last linear layer, and does not call it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.layer(x[:, 0]).mean(1))
+
+
+class Standardised(nn.Conv2d):
+    """A layer of a known kind that does something else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        w = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        return F.conv2d(x, w / (w.std((1, 2, 3), keepdim=True) + 0.1), self.bias)
+
+
+class PassedBy(nn.Module):
+    """Layers that are used otherwise than by one plain call with all samples side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = Standardised(2, 4, 2)
+        self.keyword, self.functional, self.both = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.twice, self.apart, self.fc = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x).mean(3).transpose(1, 2)  # (B, P, 4)
+        x = self.apart(x.reshape(-1, 4)).view(len(x), -1, 4).mean(1)
+        x = F.linear(self.keyword(input=x), self.functional.weight, self.functional.bias)
+        x = torch.tanh(self.both(x)) @ self.both.weight
+        return self.fc(self.twice(torch.tanh(self.twice(x))))
+
+
+class Branching(nn.Module):
+    """What torch.func cannot take over several samples: a way that depends on the sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.fc = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = [(self.a if float(row.sum()) > 0 else self.b)(row) for row in x[:, 0, 0]]
+        return self.fc(torch.stack(rows))
+
+
 def randomised(network: nn.Module) -> nn.Module:
     torch.manual_seed(0)
     for p in network.parameters():
@@ -162,11 +211,12 @@ def by_loop(network: nn.Module, estimator: str, sizes: Sequence[int], seed: int)
     torch.manual_seed(seed)
     drawn = torch.cat([torch.multinomial(network(x).softmax(1).detach(), 1)[:, 0] for x in X.split(list(sizes))])
     sums = [torch.zeros_like(p) for p in parameters]
+    some: dict[str, Any] = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
     batch_of = [k for k, size in enumerate(sizes) for _ in range(size)]
     gradients: list[list[Tensor]] = []
     for i in range(N):
         log_p = network(X[i : i + 1])[0].log_softmax(0)
-        grads = [torch.autograd.grad(log_p[c], parameters, retain_graph=True) for c in range(4)]
+        grads = [torch.autograd.grad(log_p[c], parameters, **some) for c in range(4)]
         gradients.append(list(grads[int(Y[i])]))
         for k, total in enumerate(sums):
             if estimator == "exact":
@@ -181,7 +231,8 @@ def by_loop(network: nn.Module, estimator: str, sizes: Sequence[int], seed: int)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-@pytest.mark.parametrize("kind", [Mixed, Unusual])
+@pytest.mark.parametrize("kind", [Mixed, Unusual, Attentive, PassedBy, Branching])
+@pytest.mark.filterwarnings("ignore:the Fisher information")
 def test_fisher_equals_a_loop_over_samples(kind: type[nn.Module], estimator: str) -> None:
     network = randomised(kind())
     sizes = [7, 4]
@@ -250,25 +301,44 @@ def test_fisher_of_some_samples() -> None:
         torch.testing.assert_close(c, d, rtol=1e-10, atol=1e-14)
 
 
-def test_fisher_refuses_what_it_cannot_compute() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.fc(self.fc(x[:, 0, 0]))
-
-    class Apart(Twice):
-        def forward(self, x: Tensor) -> Tensor:
-            return self.fc(x[:, 0].reshape(-1, 4)).view(len(x), -1, 4).sum(1)
-
-    for kind, words in ((Twice, "used twice"), (Apart, "apart or together")):
-        network = kind().double()
-        with pytest.raises(UsageError, match=words):
-            fisher(network, list(network.parameters()), read([N]), 0, "empirical")
+def test_fisher_says_when_it_is_slow_and_refuses_unknown_estimators() -> None:
+    network = randomised(Branching())
+    with pytest.warns(UserWarning, match=r"of a\.weight, a\.bias, b\.weight .* sample by sample"):
+        fisher(network, list(network.parameters()), read([N]), 0, "empirical")
     with pytest.raises(UsageError, match="exact, sampled, empirical, batched"):
         fisher(network, list(network.parameters()), read([N]), 0, "true")
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_what_is_frozen_has_no_fisher_information(estimator: str) -> None:
+    network = randomised(Mixed())
+    frozen = cast("nn.Module", network.conv1).requires_grad_(False)
+    parameters = list(network.parameters())
+    torch.manual_seed(3)
+    found = fisher(network, parameters, read([N]), 0, estimator)
+    frozen.requires_grad_(True)
+    torch.manual_seed(3)
+    whole = fisher(network, parameters, read([N]), 0, estimator)
+    for k, (a, b) in enumerate(zip(found, whole, strict=True)):
+        torch.testing.assert_close(a, torch.zeros_like(b) if k < 2 else b, rtol=1e-10, atol=1e-14)
+
+
+def test_a_frozen_stem_is_not_held_nor_counted() -> None:
+    """Neither penalty nor anchors where nothing moves."""
+
+    def made() -> nn.Module:
+        network = make()
+        cast("nn.Module", network.conv1).requires_grad_(False)
+        return network
+
+    free, learner = (METHODS["ewc"].build(m, "fc") for m in (make, made))
+    assert isinstance(learner, Ewc)
+    stem = sum(p.numel() for p in cast("nn.Module", learner.network.conv1).parameters())
+    for one in (free, learner):
+        learn(one, tasks()[0])
+    assert (
+        free.capacity().parameters - learner.capacity().parameters == 2 * 2 * stem
+    )  # anchor and importance, in doubles
 
 
 # ---------------------------------------------------------------------------------------------------------

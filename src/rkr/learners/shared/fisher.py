@@ -12,8 +12,11 @@ use, which give different numbers; papers and codes often do not say which one t
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +30,7 @@ from rkr.learners.learner import ReadSamples, evaluating
 ESTIMATORS = ("exact", "sampled", "empirical", "batched")
 CHUNK = 128  # samples that go through the network at once
 IN_CACHE = 1 << 20  # numbers that a convolution may spread its inputs into
+TRIED = 4  # samples on which fast ways are held against a loop over samples
 
 
 def fisher(
@@ -39,6 +43,8 @@ def fisher(
 ) -> list[Tensor]:
     """The mean over samples, for each parameter. The network computes in evaluation mode, so no statistics move.
 
+    Parameters that take no gradient have none.
+
     Args:
         network: Gives logits over the classes of a task.
         parameters: Of the network.
@@ -50,10 +56,18 @@ def fisher(
     if estimator not in ESTIMATORS:
         raise UsageError(f"fisher must be one of {', '.join(ESTIMATORS)}, not {estimator!r}")
     sums = [torch.zeros_like(p) for p in parameters]
-    seen = 0
+    trained = [i for i, p in enumerate(parameters) if p.requires_grad]
+    own, of_own = [parameters[i] for i in trained], [sums[i] for i in trained]
+    seen, ways = 0, None
     with evaluating(network):
         for x, y in samples() if limit is None else _drawn(samples, limit):
-            _add(network, parameters, x, y - start, estimator, sums)
+            labels = y - start
+            if estimator == "batched":
+                _add_batched(network, own, x, labels, of_own)
+            else:
+                ways = ways or _find_ways(network, own, x[:TRIED], labels[:TRIED])
+                for part, each in zip(x.split(CHUNK), labels.split(CHUNK), strict=True):
+                    _add(network, own, ways, part, each, estimator, of_own)
             seen += len(x)
     return [total / max(seen, 1) for total in sums]
 
@@ -68,26 +82,93 @@ def _drawn(samples: ReadSamples, limit: int) -> Iterator[tuple[Tensor, Tensor]]:
             yield x[rows], y[rows]
 
 
-def _add(
-    network: nn.Module, parameters: Sequence[nn.Parameter], x: Tensor, y: Tensor, estimator: str, sums: list[Tensor]
+def _add_batched(
+    network: nn.Module, parameters: Sequence[nn.Parameter], x: Tensor, y: Tensor, sums: list[Tensor]
 ) -> None:
-    """Add the sum over a batch."""
-    if estimator == "batched":
-        loss = F.cross_entropy(network(x), y)
-        grads = torch.autograd.grad(loss, list(parameters), allow_unused=True)
-        for total, each in zip(sums, grads, strict=True):
-            if each is not None:
-                total.add_(each.square(), alpha=len(x))
-        return
-    for begin in range(0, len(x), CHUNK):
-        part, labels = x[begin : begin + CHUNK], y[begin : begin + CHUNK]
-        with PerSampleSquares(network, parameters) as squares:
-            logits = network(part)  # (B, C)
-            log_p = F.log_softmax(logits, 1)
-            factors = _factors(log_p.detach().exp(), labels, estimator)
-            for k, each in enumerate(factors):
-                squares.add((log_p * each).sum(), len(part), sums, keep=k < len(factors) - 1)
-        _add_others(network, parameters, squares.others, part, factors, sums)
+    loss = F.cross_entropy(network(x), y)
+    grads = torch.autograd.grad(loss, list(parameters), allow_unused=True)
+    for total, each in zip(sums, grads, strict=True):
+        if each is not None:
+            total.add_(each.square(), alpha=len(x))
+
+
+@dataclass(frozen=True)
+class Ways:
+    """How the squares of each parameter are computed, the fastest first."""
+
+    layers: Sequence[nn.Module]  # whose parameters are by `PerSampleSquares`
+    vectorised: Sequence[int]  # parameters that torch.func takes over all samples
+    one_by_one: Sequence[int]
+
+
+def _find_ways(network: nn.Module, parameters: Sequence[nn.Parameter], x: Tensor, labels: Tensor) -> Ways:
+    """For each parameter the fastest way which, on a few samples, gives what a loop over them gives.
+
+    What a layer does to its input is known by its kind, but not what the network does with the layer: it may call it
+    twice, or compute with its weights and pass it by, as attention does.
+    """
+    with torch.no_grad():
+        logits = network(x)
+    factors = [F.one_hot(labels, logits.shape[1]).to(logits)]
+    everything = list(range(len(parameters)))
+    index = {id(p): i for i, p in enumerate(parameters)}
+    expected, found, others = ([torch.zeros_like(p) for p in parameters] for _ in range(3))
+    _add_one_by_one(network, parameters, everything, x, factors, expected)
+
+    def right(values: Sequence[Tensor], i: int) -> bool:
+        return bool((values[i] - expected[i]).abs().max() <= 1e-3 * expected[i].abs().max())
+
+    layers = _known_layers(network, index)
+    with PerSampleSquares(parameters, layers) as squares:
+        total = (F.log_softmax(network(x), 1) * factors[0]).sum()
+        layers = squares.forget_all_but_plain_calls(len(x))
+        squares.add(total, len(x), found)
+    layers = [
+        layer for layer in layers if all(right(found, index[id(p)]) for p in layer.parameters() if id(p) in index)
+    ]
+    known = {index[id(p)] for layer in layers for p in layer.parameters() if id(p) in index}
+    left = [i for i in everything if i not in known]
+    try:
+        _add_vectorised(network, parameters, left, x, factors, others)
+        vectorised = [i for i in left if right(others, i)]
+    except (RuntimeError, ValueError):  # torch.func does not know all that a network may do
+        vectorised = []
+    one_by_one = [i for i in left if i not in vectorised]
+    if one_by_one:
+        names = {id(p): name for name, p in network.named_parameters()}
+        said = ", ".join(names.get(id(parameters[i]), "?") for i in one_by_one[:3])
+        warnings.warn(f"the Fisher information of {said} ... is computed sample by sample, which is slow", stacklevel=4)
+    return Ways(layers, vectorised, one_by_one)
+
+
+def _known_layers(network: nn.Module, index: dict[int, int]) -> list[nn.Module]:
+    """Layers of a known kind that hold some of the parameters, and hold them alone."""
+    users = Counter(id(p) for layer in network.modules() for p in layer.parameters(recurse=False))
+    found = []
+    for layer in network.modules():
+        own = [id(p) for p in layer.parameters(recurse=False) if id(p) in index]
+        if own and _knows(layer) and all(users[p] == 1 for p in own):  # a sum of two squares is no square of a sum
+            found.append(layer)
+    return found
+
+
+def _add(
+    network: nn.Module,
+    parameters: Sequence[nn.Parameter],
+    ways: Ways,
+    x: Tensor,
+    labels: Tensor,
+    estimator: str,
+    sums: list[Tensor],
+) -> None:
+    """Add the sum over some samples."""
+    with PerSampleSquares(parameters, ways.layers) as squares:
+        log_p = F.log_softmax(network(x), 1)  # (B, C)
+        factors = _factors(log_p.detach().exp(), labels, estimator)
+        for k, each in enumerate(factors if ways.layers else ()):
+            squares.add((log_p * each).sum(), len(x), sums, keep=k < len(factors) - 1)
+    _add_vectorised(network, parameters, ways.vectorised, x, factors, sums)
+    _add_one_by_one(network, parameters, ways.one_by_one, x, factors, sums)
 
 
 def _factors(p: Tensor, labels: Tensor, estimator: str) -> list[Tensor]:
@@ -100,27 +181,47 @@ def _factors(p: Tensor, labels: Tensor, estimator: str) -> list[Tensor]:
     return [F.one_hot(labels, classes).to(p)]
 
 
-def _add_others(
+def _add_vectorised(
     network: nn.Module,
     parameters: Sequence[nn.Parameter],
-    others: Sequence[int],
+    chosen: Sequence[int],
     x: Tensor,
     factors: Sequence[Tensor],
     sums: list[Tensor],
 ) -> None:
-    """Parameters of layers that `PerSampleSquares` does not know, by torch.func."""
+    """The squares of some parameters, by torch.func."""
     names = {id(p): name for name, p in network.named_parameters()}
-    chosen = {names[id(parameters[i])]: parameters[i].detach() for i in others}
-    if not chosen:
+    values = {names[id(parameters[i])]: parameters[i].detach() for i in chosen}
+    if not values:
         return
 
     def total(own: dict[str, Tensor], sample: Tensor, factor: Tensor) -> Tensor:
         return (F.log_softmax(functional_call(network, own, (sample[None],)), 1)[0] * factor).sum()
 
     for factor in factors:
-        grads = vmap(grad(total), in_dims=(None, 0, 0))(chosen, x, factor)  # each (B, *shape)
-        for i, each in zip(others, grads.values(), strict=True):
+        grads = vmap(grad(total), in_dims=(None, 0, 0))(values, x, factor)  # each (B, *shape)
+        for i, each in zip(chosen, grads.values(), strict=True):
             sums[i].add_(each.square().sum(0))
+
+
+def _add_one_by_one(
+    network: nn.Module,
+    parameters: Sequence[nn.Parameter],
+    chosen: Sequence[int],
+    x: Tensor,
+    factors: Sequence[Tensor],
+    sums: list[Tensor],
+) -> None:
+    """The squares of some parameters, for any network."""
+    own = [parameters[i] for i in chosen]
+    for row in range(len(x) if own else 0):
+        log_p = F.log_softmax(network(x[row : row + 1]), 1)[0]
+        for k, factor in enumerate(factors):
+            total = (log_p * factor[row]).sum()
+            grads = torch.autograd.grad(total, own, retain_graph=k < len(factors) - 1, allow_unused=True)
+            for i, each in zip(chosen, grads, strict=True):
+                if each is not None:
+                    sums[i].add_(each.square())
 
 
 class PerSampleSquares:
@@ -128,30 +229,27 @@ class PerSampleSquares:
 
     While it is entered, layers remember what goes into them; `add` takes the gradient of each layer's output, from
     which the gradient of each sample's weights is a product: of a linear layer g xᵀ, whose square is g² (x²)ᵀ and needs
-    no gradient of a sample in memory. `others` are the parameters elsewhere than in linear layers, plain convolutions
-    and batch normalisation.
+    no gradient of a sample in memory.
+
+    Args:
+        parameters: Whose squares are wanted.
+        layers: Linear layers, plain convolutions and batch normalisation that hold some of them.
     """
 
-    def __init__(self, network: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], layers: Sequence[nn.Module]) -> None:
         self._index = {id(p): i for i, p in enumerate(parameters)}
-        users = Counter(id(p) for layer in network.modules() for p in layer.parameters(recurse=False))
-        self._layers: list[nn.Module] = []
-        known: set[int] = set()
-        for layer in network.modules():
-            own = {id(p) for p in layer.parameters(recurse=False) if id(p) in self._index}
-            if own and _knows(layer) and all(users[p] == 1 for p in own):  # a sum of two squares is no square of a sum
-                self._layers.append(layer)
-                known |= own
-        self.others = [i for i, p in enumerate(parameters) if id(p) not in known]
+        self._layers = layers
         self._calls: list[tuple[nn.Module, Tensor, GradientEdge]] = []
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
 
     def __enter__(self) -> PerSampleSquares:
-        def remember(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            # Not the output itself: what comes next may write into it.
-            self._calls.append((layer, inputs[0].detach(), get_gradient_edge(output)))
+        def remember(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+            x = args[0] if args else kwargs["input"]
+            if output.requires_grad:
+                # Not the output itself: what comes next may write into it.
+                self._calls.append((layer, x.detach(), get_gradient_edge(output)))
 
-        self._handles = [layer.register_forward_hook(remember) for layer in self._layers]
+        self._handles = [layer.register_forward_hook(remember, with_kwargs=True) for layer in self._layers]
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -159,14 +257,22 @@ class PerSampleSquares:
             handle.remove()
         self._calls.clear()
 
+    def forget_all_but_plain_calls(self, batch: int) -> list[nn.Module]:
+        """The layers that were called once, with all samples side by side; calls of others are not remembered."""
+        times = Counter(id(layer) for layer, _, _ in self._calls)
+        self._calls = [c for c in self._calls if times[id(c[0])] == 1 and _samples(c[0], c[1]) == batch]
+        return [layer for layer, _, _ in self._calls]
+
     def add(self, total: Tensor, batch: int, sums: list[Tensor], keep: bool = False) -> None:
         """Add the squares of the gradients of a sum over `batch` samples."""
+        if not self._calls:
+            return
         grads = torch.autograd.grad(total, [edge for _, _, edge in self._calls], retain_graph=keep, allow_unused=True)
         if len({id(layer) for layer, _, _ in self._calls}) < len(self._calls):
-            raise UsageError("a layer is used twice in one pass: the Fisher information of its weights is not known")
+            raise UsageError("a layer is used twice in some passes only: its weights' Fisher information is not known")
         for (layer, x, _), g in zip(self._calls, grads, strict=True):
-            if len(x) != batch:
-                raise UsageError("a layer takes samples apart or together: the Fisher information is not known")
+            if _samples(layer, x) != batch:
+                raise UsageError("a layer takes samples apart in some passes only: the Fisher information is not known")
             if g is not None:
                 for p, square in _squares(layer, x, g):
                     if id(p) in self._index:
@@ -174,11 +280,18 @@ class PerSampleSquares:
 
 
 def _knows(layer: nn.Module) -> bool:
+    """Whether its squares are known; subclasses may compute something else."""
     if isinstance(layer, nn.Conv2d):
-        return layer.groups == 1 and layer.padding_mode == "zeros"
+        return type(layer).forward is nn.Conv2d.forward and layer.groups == 1 and layer.padding_mode == "zeros"
     if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
         return layer.running_mean is not None
-    return isinstance(layer, nn.Linear)
+    return isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward
+
+
+def _samples(layer: nn.Module, x: Tensor) -> int | None:
+    """How many samples go into a layer at once; None if they do not have a dimension of their own."""
+    own = 3 if isinstance(layer, nn.Conv2d) else 1  # dimensions of a sample, at least
+    return len(x) if x.dim() > own else None
 
 
 def _squares(layer: nn.Module, x: Tensor, g: Tensor) -> list[tuple[Tensor, Tensor]]:

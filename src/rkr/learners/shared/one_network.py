@@ -127,10 +127,10 @@ class OneNetwork(Learner):
         return self
 
     def shared(self) -> list[nn.Parameter]:
-        """The parameters that all tasks use: what penalties hold back."""
+        """The parameters that all tasks use and train: what penalties hold back."""
         own = {id(p) for p in self.heads.parameters()}
         own |= {id(p) for norm in self._norms for p in norm.parameters()}
-        return [p for p in self.network.parameters() if id(p) not in own]
+        return [p for p in self.network.parameters() if p.requires_grad and id(p) not in own]
 
     def select(self, number: int | None) -> None:
         """Compute with a task's head and normalisation; None: with all heads side by side."""
