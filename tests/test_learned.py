@@ -57,6 +57,10 @@ def test_a_loaded_learner_answers_as_it_was_tested(method: str, run_folder_of: C
         with torch.no_grad():
             hits = learner.predict(images, number).argmax(1) == task.test.y  # type: ignore[union-attr]
         assert float(hits.float().mean()) == pytest.approx(result.matrix[-1][number], abs=1.01 / len(x))
+    capacity, counted = learner.capacity(), result.costs[-1]
+    assert (capacity.parameters, capacity.bytes) == (counted.parameters, counted.bytes)
+    made_for_it = method in ("icarl", "rps-net")
+    assert [row is not None for row in result.agnostic] == [made_for_it] * (len(result.tasks) - 1) + [True]
 
 
 def test_what_was_learned_so_far(run_folder_of: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,7 +159,7 @@ class Plan:
             augment=augment,
             seed=training.seed,
             channels_last=training.memory_format == "channels_last",
-            agnostic="never" if recipe.zero_shot else "last",
+            agnostic="never" if recipe.zero_shot else "every" if chosen.method.learner.class_incremental else "last",
             settings={**decided, "stream_sha256": stream.describe()["sha256"], **settings},
             about=about,
         )

@@ -347,7 +347,7 @@ IMAGE = 3 * 32 * 32
 @pytest.mark.parametrize("name", ["icarl", "eeil"])
 def test_capacity_counts_images_and_the_old_network(name: str) -> None:
     learner = cast("Rehearsing", METHODS[name].build(lambda: rkr.networks.lenet(classes=100), "fc"))
-    learner.sample_bytes = IMAGE
+    learner.sample_bytes.fill_(IMAGE)
     for number in range(10):
         learner.begin(SeenTask(number, f"t{number}", tuple(map(str, range(10))), 10 * number))
         learner.memory.keep([torch.arange(500)] * 10)

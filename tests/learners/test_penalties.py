@@ -956,13 +956,15 @@ def test_capacity_of_ten_tasks_on_lenet(name: str) -> None:
     assert capacity.multiply_adds == 10_946_000
 
 
-def test_readers_are_read_in_evaluation_mode_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pass for Fisher information moves no statistics, in every method that makes one."""
-    for name in ("ewc", "pc"):
+def test_readers_are_read_in_evaluation_mode_only() -> None:
+    """Passes for Fisher information, exemplars and their means move no statistics, whatever mode they come in."""
+    for name in ("ewc", "pc", "icarl", "eeil", "rps-net"):
         torch.manual_seed(0)
         learner = METHODS[name].build(make, "fc")
         for task in tasks()[:2]:
             learner.begin(task)
+            if learner.rounds():
+                learner.adopt(learner.propose(0)[0])
             for phase in learner.phases():
                 learner.prepare(phase, reader(task))
                 steps(learner, task, 2)

@@ -547,7 +547,7 @@ def test_capacity() -> None:
         assert capacity.multiply_adds == body + 500 * 100 + (paths - 1) * body
         assert learner.teacher is None or nbytes(learner.teacher) == teacher
     learner.memory.keep([torch.arange(9)] * 10)
-    learner.sample_bytes = 3072
+    learner.sample_bytes.fill_(3072)
     assert learner.capacity().bytes == capacity.bytes + 10 * 3 * 3072
     assert learner.capacity().percent == pytest.approx(100 * (capacity.parameters + 10 * 3 * 768) / plain)
 

@@ -1,6 +1,7 @@
 """Numbers from accuracy matrices: by hand, by closed forms, and by what must hold for every matrix."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -84,6 +85,14 @@ def test_means_lie_between_the_extremes(matrix, alone):
     forward = metrics.forward_transfer(matrix, [alone] * len(matrix))
     if forward is not None:
         assert forward == pytest.approx(sum(metrics.during(matrix)[1:]) / (len(matrix) - 1) - alone, abs=1e-12)
+
+
+def test_average_incremental_accuracy(a_result):
+    run = a_result()
+    assert metrics.incremental(run) is None  # only after the last task
+    rows = ((0.9,), (0.6, 0.8), (0.3, 0.6, 0.6))
+    assert metrics.incremental(replace(run, agnostic=rows)) == pytest.approx((0.9 + 0.7 + 0.5) / 3)
+    assert metrics.incremental(replace(run, agnostic=rows[:2])) is None
 
 
 def test_order_robustness_follows_the_classes_and_not_the_position(a_result):

@@ -8,6 +8,9 @@
                     end(train, validation)            importance weights, memories, freezing, ...
     at any time:    predict(x, number)                logits over the classes of one task
 
+Epochs are in training mode, `end` and `predict` in evaluation mode. Some methods act in `before_step` and `after_step`
+alone: who leaves these out trains without their penalty.
+
 A method may try several variants of a task, its candidates, and keep the best. `rounds` says so, and then the phases
 are not of the learner itself, but of a new learner for each candidate: it has begun the same tasks, got the learner's
 state and adopted the candidate.
@@ -126,6 +129,10 @@ class Learner(nn.Module):
 
     as_augmented: ClassVar[Sequence[str]] = ()
     """Options that are as in the augmentation of the recipe, unless they are set."""
+
+    class_incremental: ClassVar[bool] = False
+    """Whether the method is made for tests in which the task is not told: these come after every task then, not only
+    after the last."""
 
     learns_its_size: ClassVar[bool] = False
     """Whether training decides on the capacity, so that it is not known before."""

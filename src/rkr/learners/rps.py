@@ -243,7 +243,7 @@ class RpsNet(Rehearsing):
             return
         labels = []
         for x, y in train():
-            self.sample_bytes = x[0].numel()
+            self.sample_bytes.fill_(x[0].numel())
             labels.append(y.cpu())
         own = torch.cat(labels)
         own = own[own >= self.task.start] - self.task.start  # exemplars of earlier tasks are read first

@@ -93,7 +93,7 @@ def _summary(name: str, summaries: Sequence[Summary]) -> Sheet | None:
     if not summaries:
         return None
     cells = summary_cells(summaries)
-    spreads = ("accuracy", "forgetting", "backward_transfer", "forward_transfer", "agnostic")
+    spreads = ("accuracy", "forgetting", "backward_transfer", "forward_transfer", "agnostic", "incremental")
     raw_header = ["method", "measure", "runs"]
     raw_header += [f"{which}{of}" for which in spreads for of in ("", "_std", "_half_width")]
     raw_header += ["paper_percent", "paper_half_width_percent", "aopd", "mopd", "capacity_percent", "bytes"]

@@ -85,6 +85,13 @@ def forward_transfer(matrix: Matrix, alone: Sequence[float]) -> float | None:
     return fmean(gained) if gained else None
 
 
+def incremental(result: Result) -> float | None:
+    """Average incremental accuracy (iCaRL, Rebuffi et al. 2017): the mean over i of the accuracy on the tasks up to i,
+    the task not being told. None where that was not tested after every task."""
+    rows = [row for row in result.agnostic if row is not None]
+    return fmean(map(fmean, rows)) if len(rows) == len(result.tasks) > 1 else None
+
+
 def order_robustness(results: Sequence[Result]) -> OrderRobustness | None:
     """For each group of classes c, max_r p_rc - min_r p_rc over runs r in different orders; its mean and maximum.
 

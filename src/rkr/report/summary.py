@@ -36,6 +36,7 @@ class Summary:
     backward_transfer: Spread | None
     forward_transfer: Spread | None
     agnostic: Spread | None
+    incremental: Spread | None
     robustness: OrderRobustness | None
     capacity: float  # percent
     bytes: int
@@ -79,6 +80,7 @@ def _summary(method: str, runs: Sequence[Result], alone: Mapping[str, Result], p
         backward_transfer=_spread(metrics.backward_transfer(run.matrix) for run in runs),
         forward_transfer=_spread(map(forward, runs)),
         agnostic=_spread(fmean(row) for row in inferred),
+        incremental=_spread(map(metrics.incremental, runs)),
         robustness=metrics.order_robustness(runs),
         capacity=fmean(run.costs[-1].percent for run in runs),
         bytes=round(fmean(run.costs[-1].bytes for run in runs)),
@@ -208,6 +210,10 @@ COLUMNS = {
         lambda s: _points(s.forward_transfer),
     ),
     "inferred": Column("accuracy without being told the task, in %", lambda s: _mean(s.agnostic)),
+    "incremental": Column(
+        "mean, over the tasks so far after each task, of the accuracy without being told the task, in %",
+        lambda s: _mean(s.incremental),
+    ),
     "AOPD": Column(
         "mean over groups of classes of the disparity between orders, in points",
         lambda s: _percent(None if s.robustness is None else s.robustness.mean),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from rkr.learners.learner import MakeNetwork, ReadSamples, SeenTask
+from rkr.learners.learner import MakeNetwork, ReadSamples, SeenTask, evaluating
 from rkr.learners.shared.distillation import Taught
 from rkr.learners.shared.memory import Memory, class_features, herd
 
@@ -20,11 +20,14 @@ class Rehearsing(Taught):
     """
 
     learns_its_size = True  # which samples it keeps
+    class_incremental = True
+
+    sample_bytes: Tensor
 
     def __init__(self, make: MakeNetwork, head: str, *, memory: int = 2000, bn: str = "shared") -> None:
         super().__init__(make, head, bn=bn)
         self.memory = Memory(memory)
-        self.sample_bytes = 0  # of one image; known when images are seen
+        self.register_buffer("sample_bytes", torch.zeros((), dtype=torch.int64))  # of one; known when some are seen
 
     def begin(self, task: SeenTask) -> None:
         super().begin(task)
@@ -55,14 +58,15 @@ class Rehearsing(Taught):
 
     def _read(self, train: ReadSamples) -> tuple[Tensor, Tensor]:
         features, labels = [], []
-        for x, y in train():
-            self.sample_bytes = x[0].numel()  # kept as bytes, one for each value
-            features.append(self.features(x))
-            labels.append(y)
+        with evaluating(self.network):  # statistics do not move, and features are those of tests
+            for x, y in train():
+                self.sample_bytes.fill_(x[0].numel())  # kept as bytes, one for each value
+                features.append(self.features(x))
+                labels.append(y)
         return torch.cat(features), torch.cat(labels)
 
     def extra_bytes(self) -> int:
-        return super().extra_bytes() + len(self.memory) * self.sample_bytes
+        return super().extra_bytes() + len(self.memory) * int(self.sample_bytes)
 
 
 def task_and_class(labels: Tensor, seen: Sequence[SeenTask]) -> tuple[Tensor, Tensor]:

@@ -290,6 +290,6 @@ GLOSSARY = [
     ("AOPD, MOPD", "Mean and maximum over class groups of the difference between the best and the worst order."),
     *(
         (name, f"{COLUMNS[name].explanation}.")
-        for name in ("inferred", "top-5", "capacity", "bytes", "s/epoch", "identical")
+        for name in ("inferred", "incremental", "top-5", "capacity", "bytes", "s/epoch", "identical")
     ),
 ]
