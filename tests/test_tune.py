@@ -11,10 +11,11 @@ import pytest
 
 from rkr import recipes
 from rkr.errors import UsageError
+from rkr.experiments import How
 from rkr.learners import METHODS, ZERO_SHOT_METHODS
 from rkr.recipes import list_recipes, load_recipe
 from rkr.recipes.write import recipe_text, toml_text
-from rkr.tune import at_an_edge, parsed_grid, search_plan, tuning, write_chosen
+from rkr.tune import as_good, at_an_edge, outcome, parsed_grid, run_search, search_plan, tuning, write_chosen
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -76,6 +77,7 @@ def test_the_grid_becomes_methods(tmp_path: Path) -> None:
 
 def test_grids_in_words() -> None:
     assert parsed_grid(["strength=1,0.5", "mode=all,online"]) == {"strength": [1, 0.5], "mode": ["all", "online"]}
+    assert parsed_grid(["flip=true,False", "samples=none,100"]) == {"flip": [True, False], "samples": [None, 100]}
     assert parsed_grid([]) is None
     for wrong in ("strength", "=1", "strength="):
         with pytest.raises(UsageError, match="--grid: give an option and its values"):
@@ -129,23 +131,51 @@ def test_a_value_that_diverges_is_left_out(
 
 
 def test_the_best_is_written(tmp_path: Path) -> None:
-    search = tuning(load_recipe("digits"), "si", 2, tmp_path, {"strength": [0.5, 2.0]})
+    search = tuning(load_recipe("digits"), "si", 2, tmp_path, {"strength": [0.1, 0.5, 2.0]})
     plan = search_plan(search, None, 5, None)
-    said = write_chosen(search, plan, {"si-strength-2": 91.5, "si-strength-0.5": 80.0}, ["si-strength-9"])
+    said = write_chosen(search, plan, {"si-strength-2": 91.5, "si-strength-0.5": 80.0}, ["si-strength-0.1"])
     assert said == "strength = 2.0"
     assert search.chosen(plan).name == "chosen-5-epochs-fixed.toml"
     text = search.chosen(plan).read_text()
     assert tomllib.loads(text) == {"methods": {"si": {"strength": 2.0}}}
     assert text.startswith("# Chosen on validation samples of the first 2 tasks, order fixed, 5 epochs a task:\n")
-    assert "# si-strength-2: 91.50\n# si-strength-0.5: 80.00\n# si-strength-9: training diverged\n" in text
+    assert "# si-strength-2: 91.50\n# si-strength-0.5: 80.00\n# si-strength-0.1: training diverged\n" in text
     assert "# strength: the best value is at the edge of what was tried\n" in text
     assert search.chosen(search_plan(search, None, None, None)).name == "chosen-fixed.toml"
 
 
 def test_a_best_value_at_the_edge_of_the_grid(tmp_path: Path) -> None:
     search = tuning(load_recipe("digits"), "si", 2, tmp_path, {"strength": [0.5, 1, 2.0], "damping": [0.1]})
-    edges = {name: at_an_edge(search, name) for name in search.points}
-    assert list(edges.values()) == [["strength"], [], ["strength"]]
+    names = list(search.points)
+    edges = [at_an_edge(search, [best, *(name for name in names if name != best)]) for best in names]
+    assert edges == [["strength"], [], ["strength"]]
+
+
+def test_an_earlier_search_counts(tmp_path: Path) -> None:
+    """Who tries more beyond the edge gets the best of all that was tried, with the same schedule and order."""
+    recipe = load_recipe("digits")
+    first = tuning(recipe, "si", 2, tmp_path, {"strength": [0.5, 2.0]})
+    plan = search_plan(first, None, 1, None)
+    assert run_search(plan, How(threads=1), lambda _: None) is not None
+    more = tuning(recipe, "si", 2, tmp_path, {"strength": [2.0, 8.0]})
+    assert (list(more.points), list(more.asked)) == (
+        ["si-strength-2", "si-strength-8", "si-strength-0.5"],
+        ["si-strength-2", "si-strength-8"],
+    )
+    assert more.points["si-strength-0.5"] == {"strength": 0.5}
+    again = search_plan(more, None, 1, None)
+    assert again.methods == ("si-strength-2", "si-strength-8")
+    assert set(outcome(more, again)) == {"si-strength-0.5", "si-strength-2"}  # one is not run yet
+    assert outcome(more, search_plan(more, None, 2, None)) == {}  # of another schedule
+    assert at_an_edge(more, ["si-strength-2", "si-strength-8", "si-strength-0.5"]) == []
+    assert list(tuning(recipe, "si", 3, tmp_path, {"strength": [4.0]}).points) == ["si-strength-4"]
+    (first.file).write_text("damaged")
+    assert list(tuning(recipe, "si", 2, tmp_path, {"strength": [4.0]}).points) == ["si-strength-4"]
+
+
+def test_equal_results_are_told() -> None:
+    assert as_good({"a": 90.0, "b": 90.0, "c": 80.0}) == ["b"]
+    assert as_good({"a": 90.0, "b": 89.9}) == []
 
 
 def test_a_method_with_a_name_of_its_own_keeps_its_section(tmp_path: Path) -> None:

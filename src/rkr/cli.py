@@ -396,7 +396,7 @@ def tune(
     """Choose a method's options on validation samples of the first tasks, never on the test."""
     from rkr.experiments import How
     from rkr.recipes import load_recipe
-    from rkr.tune import at_an_edge, outcome, parsed_grid, run_search, search_plan, tuning, write_chosen
+    from rkr.tune import as_good, at_an_edge, outcome, parsed_grid, run_search, search_plan, tuning, write_chosen
 
     if tasks < 1:
         raise UsageError(f"--tasks must be at least 1, not {tasks}")
@@ -425,7 +425,9 @@ def tune(
     for name in diverged:
         print(f"{name}: training diverged")
     print(f"chosen: {chosen}; as a section for a recipe in {search.chosen(plan)}")
-    for option in at_an_edge(search, best):
+    if equal := as_good(found):
+        print(f"as good: {', '.join(equal)}; the first one tried was chosen")
+    for option in at_an_edge(search, [*found, *diverged]):
         print(f"{option}: the best value is at the edge of what was tried; try more beyond it with --grid")
 
 

@@ -35,8 +35,8 @@ class Tuning:
 
     recipe: Recipe
     method: str
-    grid: Grid
     points: Mapping[str, Mapping[str, Any]]  # name of the method -> its options from the grid
+    asked: Sequence[str]  # those to run; others are of earlier searches in the same folder, and are ranked with them
     given: Mapping[str, Any]  # the method's section so far
     folder: Path
 
@@ -79,8 +79,26 @@ def tuning(recipe: Recipe, method: str, tasks: int, out: Path, grid: Grid | None
     stream = held_out.stream.with_changes(first=tasks)
     title = f"{method} on validation samples: {recipe.title}"
     made = held_out.model_copy(update={"name": name, "title": title, "stream": stream, "methods": methods})
+    earlier = {key: own for key, own in _tried_before(made, out / name).items() if key not in methods}
+    for label, own in earlier.items():
+        options = own.options
+        points[label] = {k: v for k, v in options.items() if k in grid or v != chosen.options.get(k)}
+    made = made.model_copy(update={"methods": {**methods, **earlier}})
     learner = {} if chosen.learner == method else {"learner": chosen.learner}
-    return Tuning(made, method, grid, points, {**learner, **chosen.options}, out / name)
+    return Tuning(made, method, points, tuple(methods), {**learner, **chosen.options}, out / name)
+
+
+def _tried_before(recipe: Recipe, folder: Path) -> Mapping[str, MethodSettings]:
+    """The methods of an earlier search in this folder, if all but its grid was the same."""
+    file = folder / f"{folder.name}.toml"
+    try:
+        earlier = load_recipe(str(file)) if file.exists() else None
+    except RkrError:  # of another version, or damaged: it is written anew
+        return {}
+    alone: dict[str, Any] = {"methods": {}, "paper": ()}
+    if earlier is None or earlier.model_copy(update=alone) != recipe.model_copy(update=alone):
+        return {}
+    return earlier.methods
 
 
 def search_plan(search: Tuning, order: str | None, epochs: int | None, data: str | None) -> Plan:
@@ -89,8 +107,7 @@ def search_plan(search: Tuning, order: str | None, epochs: int | None, data: str
     write_atomic(search.file, recipe_text(search.recipe).encode())
     loaded = load_recipe(str(search.file))
     orders = choose_orders(loaded, None, () if order is None else (order,))
-    methods = tuple(search.points)
-    return Plan(loaded, str(search.file), methods, orders, search.folder, epochs=epochs, data=data)
+    return Plan(loaded, str(search.file), tuple(search.asked), orders, search.folder, epochs=epochs, data=data)
 
 
 def run_search(plan: Plan, how: How, watch: Watch) -> tuple[Plan, list[str]] | None:
@@ -110,14 +127,23 @@ def run_search(plan: Plan, how: How, watch: Watch) -> tuple[Plan, list[str]] | N
 
 
 def outcome(search: Tuning, plan: Plan) -> dict[str, float]:
-    """The mean accuracy (or H) over tasks at the end of each run, in percent; the best first."""
-    found = {job.method: 100 * metrics.average(read_result(plan.folder(job)).matrix) for job in plan.jobs}
+    """The mean accuracy (or H) over tasks at the end of each run, in percent; the best first.
+
+    Runs of earlier searches with the same schedule and order are among them.
+    """
+    every = dataclasses.replace(plan, methods=tuple(search.points))
+    folders = {job.method: every.folder(job) for job in every.jobs}
+    found = {
+        name: 100 * metrics.average(read_result(folder).matrix)
+        for name, folder in folders.items()
+        if RunFolder(folder).finished
+    }
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def write_chosen(search: Tuning, plan: Plan, found: Mapping[str, float], diverged: Sequence[str] = ()) -> str:
     """Write the best values as the section of a recipe, with all that was tried, and return them in words."""
-    best = next(iter(found))
+    best, equal = next(iter(found)), as_good(found)
     training = plan.recipe.training if plan.epochs is None else plan.recipe.training.scaled_to(plan.epochs)
     header = [
         f"# Chosen on validation samples of the first {plan.recipe.stream.first} tasks, order {plan.orders[0]}, "
@@ -125,7 +151,11 @@ def write_chosen(search: Tuning, plan: Plan, found: Mapping[str, float], diverge
         "# mean over tasks after the last one, in %.",
         *(f"# {name}: {value:.2f}" for name, value in found.items()),
         *(f"# {name}: training diverged" for name in diverged),
-        *(f"# {option}: the best value is at the edge of what was tried" for option in at_an_edge(search, best)),
+        *(["# as good as the first: " + ", ".join(equal)] if equal else []),
+        *(
+            f"# {option}: the best value is at the edge of what was tried"
+            for option in at_an_edge(search, [*found, *diverged])
+        ),
     ]
     section = toml_text({"methods": {search.method: {**search.given, **search.points[best]}}})
     path = search.chosen(plan)
@@ -136,15 +166,25 @@ def write_chosen(search: Tuning, plan: Plan, found: Mapping[str, float], diverge
     return ", ".join(f"{option} = {value}" for option, value in search.points[best].items())
 
 
-def at_an_edge(search: Tuning, best: str) -> list[str]:
-    """Options whose best value is the lowest or the highest of several that were tried."""
-    point = search.points[best]
-    numbers = {name: values for name, values in search.grid.items() if all(isinstance(v, int | float) for v in values)}
-    return [name for name, v in numbers.items() if len(v) > 1 and point[name] in (min(v), max(v))]
+def as_good(found: Mapping[str, float]) -> list[str]:
+    """Others with the very result of the first, which is chosen because it comes first."""
+    best = next(iter(found))
+    return [name for name, value in found.items() if value == found[best] and name != best]
+
+
+def at_an_edge(search: Tuning, tried: Sequence[str]) -> list[str]:
+    """Options whose best value, of the first of `tried`, is the lowest or the highest of several that were tried."""
+    found = []
+    for option, best in search.points[tried[0]].items():
+        values = {search.points[name][option] for name in tried if option in search.points[name]}
+        numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+        if numbers and len(values) > 1 and best in (min(values), max(values)):
+            found.append(option)
+    return found
 
 
 def parsed_grid(words: Sequence[str]) -> Grid | None:
-    """From "strength=0.1,1,10" and the like; numbers where they are some."""
+    """From "strength=0.1,1,10" and the like; numbers, true, false and none where they are some."""
     found: dict[str, list[Any]] = {}
     for word in words:
         name, equals, values = word.partition("=")
@@ -158,7 +198,12 @@ def _short(value: Any) -> str:
     return f"{value:g}".replace("+", "") if isinstance(value, float) else str(value)
 
 
-def _number(text: str) -> int | float | str:
+_WORDS = {"true": True, "false": False, "none": None}
+
+
+def _number(text: str) -> int | float | str | None:
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
     for kind in (int, float):
         try:
             return kind(text)
