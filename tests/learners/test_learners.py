@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -252,6 +255,29 @@ def test_options() -> None:
         METHODS["rkr"].build(make, "fc", init="zero")
     with pytest.raises(rkr.UsageError, match="rank"):
         METHODS["rkr"].build(make, "fc", rank=0)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "words"),
+    [
+        ("ewc", {"strength": "abc"}, "strength must be a finite number, not 'abc'"),
+        ("ewc", {"strength": math.nan}, "strength must be a finite number, not nan"),
+        ("icarl", {"memory": 2.5}, "memory must be a whole number, not 2.5"),
+        ("icarl", {"flip": 1}, "flip must be True or False, not 1"),
+        ("ewc", {"mode": 3}, "mode must be text, not 3"),
+    ],
+)
+def test_options_of_a_wrong_type(method: str, options: dict[str, object], words: str) -> None:
+    with pytest.raises(rkr.UsageError, match=re.escape(words)):
+        METHODS[method].build(make, "fc", **options)
+
+
+@pytest.mark.parametrize("method", ["ewc", "separate", "icarl"])
+def test_a_wrong_head(method: str) -> None:
+    for head, words in (("classifier", "no such layer"), ("conv1", "that is a Conv2d")):
+        with pytest.raises(rkr.UsageError, match=f"not {head!r}: .*{words}; linear layers: .*'fc'"):
+            METHODS[method].build(make, head).begin(SeenTask(0, "a", ("x", "y"), 0))
+    METHODS["ewc"].build(make, "fc", strength=np.float32(2))
 
 
 def test_random_start_draws_anew(tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ Zero-shot tasks have methods of their own, in `rkr.learners.zeroshot`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any
 
 from torch import nn
@@ -68,8 +70,23 @@ class Method:
         if unknown:
             known = ", ".join(sorted(self.options)) or "none"
             raise UsageError(f"{self.learner.__name__} has no option {unknown[0]!r}; its options: {known}")
+        parameters = inspect.signature(self.learner, eval_str=True).parameters
+        for name, value in options.items():
+            words, fits = KINDS.get(parameters[name].annotation if name in parameters else None, ("", None))
+            if fits is not None and not fits(value):
+                raise UsageError(f"{name} must be {words}, not {value!r}")
         return self.learner(make, head, **{**self.preset, **options})
 
+
+KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {  # of options, by their annotations
+    int: ("a whole number", lambda value: isinstance(value, Integral) and not isinstance(value, bool)),
+    float: (
+        "a finite number",
+        lambda value: isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value),
+    ),
+    bool: ("True or False", lambda value: isinstance(value, bool)),
+    str: ("text", lambda value: isinstance(value, str)),
+}
 
 METHODS: dict[str, Method] = {
     "rkr": Method(Rkr, "rectification of rank 2 and scaling factors for every layer"),

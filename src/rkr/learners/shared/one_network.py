@@ -175,8 +175,14 @@ class OneNetwork(Learner):
 
 def put_task_head(network: nn.Module, head: str) -> TaskHead:
     """Exchange a network's classification layer for one that holds a head for each task."""
-    original = network.get_submodule(head)
-    assert isinstance(original, nn.Linear)
+    modules = dict(network.named_modules())
+    original = modules.get(head)
+    if not isinstance(original, nn.Linear):
+        known = ", ".join(repr(path) for path, m in modules.items() if isinstance(m, nn.Linear)) or "there is none"
+        what = "it has no such layer" if original is None else f"that is a {type(original).__name__}"
+        raise UsageError(
+            f"head must name the network's last linear layer, not {head!r}: {what}; linear layers: {known}"
+        )
     made = TaskHead(original)
     parent, _, leaf = head.rpartition(".")
     setattr(network.get_submodule(parent), leaf, made)
