@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,16 @@ def test_links_lead_somewhere() -> None:
     links = re.findall(r"\]\(([^)#]+)\)", README.read_text("utf-8"))
     assert len(links) >= 3
     assert [link for link in links if not (README.parent / link).exists()] == []
+
+
+def test_the_loop_of_comparison_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the penalty that it is about."""
+    text = (README.parent / "docs" / "comparison.md").read_text("utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    scope: dict[str, Any] = {}
+    exec(block, scope)
+    assert capsys.readouterr().out.startswith("tensor([")
+    assert scope["learner"].penalty() > 0
 
 
 def test_first_example_is_ten_lines_and_runs(capsys: pytest.CaptureFixture[str]) -> None:

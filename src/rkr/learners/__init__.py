@@ -28,7 +28,7 @@ from rkr.learners.hnet import Hnet
 from rkr.learners.icarl import Icarl
 from rkr.learners.joint import Joint
 from rkr.learners.l2t import L2Transfer
-from rkr.learners.learner import Learner, MakeNetwork
+from rkr.learners.learner import Learner, MakeNetwork, SeenTask
 from rkr.learners.lwf import Lwf
 from rkr.learners.pgn import ProgressiveNetwork
 from rkr.learners.progress_compress import ProgressCompress
@@ -39,7 +39,7 @@ from rkr.learners.separate import Separate
 from rkr.learners.si import SynapticIntelligence
 from rkr.learners.zeroshot import Base, Lzsl, Original, Penalty, Ridge, ZeroShot, ZeroShotRkr
 
-__all__ = ["METHODS", "ZERO_SHOT_METHODS", "Learner", "MakeNetwork", "Method"]
+__all__ = ["METHODS", "ZERO_SHOT_METHODS", "Learner", "MakeNetwork", "Method", "SeenTask"]
 
 
 @dataclass(frozen=True)

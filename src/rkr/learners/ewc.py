@@ -19,7 +19,7 @@ class Ewc(Anchored):
         make: Builds the network.
         head: Its classification layer.
         strength: λ.
-        estimator: Of the Fisher information: see `rkr.learners.shared.fisher`.
+        estimator: Of the Fisher information: "exact", "sampled", "empirical" or "batched" (a squared mean gradient).
         samples: How many training samples it is estimated from, at most, drawn at random; None for all.
         mode: "all": a penalty for every earlier task, Σ_t F_t (θ - θ*_t)², kept as the one parabola that is their sum.
             "online" (Schwarz et al., ICML 2018): F ← γ F + F_t, around the newest weights.
