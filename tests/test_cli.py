@@ -92,7 +92,8 @@ def test_cost_of_other_methods(command: Command, method: str, percent: str | Non
     assert (code, err) == (0, "")
     lines = out.splitlines()
     if percent is None:
-        assert lines[-1] == f"training decides on the size of {method}: this is before it"
+        before = "this is before it" if method == "apd" else "this is without the samples that it will store"
+        assert lines[-1] == f"training decides on the size of {method}: {before}"
     else:
         assert lines[-2].split()[2] == percent
     found = json.loads(command("cost", *words, "--method", method, "--json")[1])

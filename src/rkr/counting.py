@@ -91,7 +91,8 @@ def count(
             raise UsageError(f"--method: {name} needs a network with a classification layer")
         after: list[Capacity] = []
         begun(method, make, head, {}, [classes // tasks] * tasks, lambda made: after.append(made.capacity()))
-        note = f"training decides on the size of {name}: this is before it" if method.learner.learns_its_size else ""
+        before = method.learner.learns_its_size
+        note = f"training decides on the size of {name}: {before}" if before else ""
         return Capacities(name, tuple(after), note)
     options = {key: value for key, value in method.options.items() if key in Options().to_json()}
     model = RectifiedModel(network, Options.from_json(options if rank is None else {**options, "rank": rank}), head)

@@ -96,7 +96,7 @@ class Apd(Changed):
         tolerance: Entries that differ by no more within a cluster are shared by it.
     """
 
-    learns_its_size = True
+    learns_its_size = "this is before it"
 
     grid: ClassVar[dict[str, tuple[float, ...]]] = {"l1": (1e-4, 4e-4, 1e-3, 3e-3), "l2": (1.0, 10.0, 100.0)}
 

@@ -67,7 +67,7 @@ class Den(Growing):
     divided: Tensor
     reached: Tensor
 
-    learns_its_size = True
+    learns_its_size = "this is before it"
 
     grid: ClassVar[dict[str, tuple[float, ...]]] = {"l1": (1e-4, 1e-3, 1e-2), "strength": (0.05, 0.5, 5.0)}
 

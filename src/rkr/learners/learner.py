@@ -134,8 +134,8 @@ class Learner(nn.Module):
     """Whether the method is made for tests in which the task is not told: these come after every task then, not only
     after the last."""
 
-    learns_its_size: ClassVar[bool] = False
-    """Whether training decides on the capacity, so that it is not known before."""
+    learns_its_size: ClassVar[str] = ""
+    """If training decides on the capacity: what it is before, in words."""
 
     holds_out: float = 0.1
     """Share of the training samples on which candidates are compared, where the recipe has no validation part."""

@@ -132,7 +132,7 @@ class ReinforcedLearning(Growing):
     """
 
     isolating = True
-    learns_its_size = True
+    learns_its_size = "this is before it"
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ class Rehearsing(Taught):
     ones have the whole memory.
     """
 
-    learns_its_size = True  # which samples it keeps
+    learns_its_size = "this is without the samples that it will store"
     class_incremental = True
 
     sample_bytes: Tensor
