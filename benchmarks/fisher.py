@@ -13,7 +13,7 @@ from rkr.learners.shared.fisher import fisher
 from rkr.learners.shared.memory import herd
 from rkr.networks import lenet, small_cnn
 
-SAMPLES = 128
+SAMPLES = 512
 ROUNDS = 3
 BAR = 10  # times as fast as the loop, at least
 
