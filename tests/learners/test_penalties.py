@@ -254,7 +254,8 @@ def test_fisher_does_not_depend_on_batches_or_on_where_labels_start(
     parameters = list(network.parameters())[:-1]  # some
     whole = fisher(network, parameters, read([N]), 0, estimator)
     for sizes, start, chunk in (([1] * N, 0, 32), ([4, 7], 5, 32), ([9, 2], 0, 4)):
-        monkeypatch.setattr(rkr.learners.shared.fisher, "CHUNK", chunk)
+        monkeypatch.setattr(rkr.learners.shared.fisher, "AT_ONCE", 0)
+        monkeypatch.setattr(rkr.learners.shared.fisher, "FEWEST", chunk)
         for a, b in zip(fisher(network, parameters, read(sizes, start), start, estimator), whole, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-14)
 

@@ -28,7 +28,8 @@ from rkr.errors import UsageError
 from rkr.learners.learner import ReadSamples, evaluating
 
 ESTIMATORS = ("exact", "sampled", "empirical", "batched")
-CHUNK = 128  # samples that go through the network at once
+AT_ONCE = 128 * 3072  # numbers of samples that go through the network at once: 128 images of CIFAR
+FEWEST = 32  # samples that do, however large
 IN_CACHE = 1 << 20  # numbers that a convolution may spread its inputs into
 TRIED = 4  # samples on which fast ways are held against a loop over samples
 
@@ -66,7 +67,8 @@ def fisher(
                 _add_batched(network, own, x, labels, of_own)
             else:
                 ways = ways or _find_ways(network, own, x[:TRIED], labels[:TRIED])
-                for part, each in zip(x.split(CHUNK), labels.split(CHUNK), strict=True):
+                some = max(FEWEST, AT_ONCE // x[0].numel())
+                for part, each in zip(x.split(some), labels.split(some), strict=True):
                     _add(network, own, ways, part, each, estimator, of_own)
             seen += len(x)
     return [total / max(seen, 1) for total in sums]
