@@ -61,6 +61,9 @@ def test_list_on_a_terminal(command: Command, monkeypatch: pytest.MonkeyPatch) -
         (("lenet", "--method", "rkr-lite"), "0.0734", "100.73"),
         (("lenet", "--method", "rectify-only"), "0.3795", "103.80"),
         (("lenet", "--method", "scale-only"), "0.0497", "100.50"),
+        (("visual-encoder", "--tasks", "4"), "3.2796", "113.12"),
+        (("cada-vae", "--tasks", "4", "--method", "rkr-k4"), "0.8572", "103.43"),
+        (("cada-vae", "--tasks", "4", "--rank", "32"), "6.5095", "126.04"),
     ],
 )
 def test_cost(command: Command, words: tuple[str, ...], percent: str, total: str) -> None:
@@ -102,6 +105,25 @@ def test_cost_of_other_methods(command: Command, method: str, percent: str | Non
 
 
 @pytest.mark.parametrize(
+    ("method", "percent"),
+    [
+        ("base", "100.00"),
+        ("sft", "100.00"),
+        ("l1", "200.00"),
+        ("l2", "200.00"),
+        ("lzsl", "200.00"),
+        ("original", "400.00"),
+    ],
+)
+def test_cost_of_zero_shot_methods(command: Command, method: str, percent: str) -> None:
+    """Of the encoder of images, after four tasks: as in the paper's table."""
+    code, out, err = command("cost", "cada-vae", "--tasks", "4", "--method", method)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-2].split()[2] == percent
+    assert "3,396,248 parameters" in out
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (("lenett",), "rkr: name: no network is called 'lenett'; did you mean 'lenet'? Choose one of lenet, resnet18,"),
@@ -115,7 +137,11 @@ def test_cost_of_other_methods(command: Command, method: str, percent: str | Non
         (("lenet", "--input", "1,28,28"), "rkr: the network does not run on an input of shape (1, 28, 28)"),
         (("lenet", "--method", "rkr-lit"), "rkr: --method: no method is called 'rkr-lit'; did you mean 'rkr-lite'?"),
         (("lenet", "--method", "joint", "--rank", "2"), "rkr: --rank: joint has no rank"),
-        (("visual-encoder", "--method", "ewc"), "rkr: --method: ewc needs a network with a classification layer"),
+        (
+            ("visual-encoder", "--method", "ewc"),
+            "rkr: --method: no method is called 'ewc'; choose one of rkr, rectify-",
+        ),
+        (("cada-vae", "--method", "ridge"), "rkr: --method: attributes decide on the size of ridge, not the network"),
     ],
 )
 def test_errors_are_one_line(command: Command, words: tuple[str, ...], said: str) -> None:

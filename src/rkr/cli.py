@@ -114,12 +114,14 @@ def _print_names(found: dict[str, dict[str, str]]) -> None:
 @app.command()
 def cost(
     network: Annotated[str, typer.Argument(help="A network, as `rkr list` names them.")],
-    rank: Annotated[int | None, typer.Option(help="K. The method's own by default: 2 for rkr.")] = None,
+    rank: Annotated[
+        int | None, typer.Option(help="K. The method's own by default: 2 for rkr, 16 for zero-shot tasks.")
+    ] = None,
     tasks: Annotated[int, typer.Option(help="How many tasks.")] = 10,
     classes: Annotated[
         int | None, typer.Option(help="Classes of all tasks together; the network's by default.")
     ] = None,
-    method: Annotated[str, typer.Option(help="A method of `rkr list`, but not one for zero-shot tasks only.")] = "rkr",
+    method: Annotated[str, typer.Option(help="A method of `rkr list`; for cada-vae one of zero-shot tasks.")] = "rkr",
     stem: Annotated[str | None, typer.Option(help="Of resnet18: cifar or imagenet.")] = None,
     input_: Annotated[str | None, typer.Option("--input", help="Shape of an image, such as 3,32,32.")] = None,
     json_: Json = False,
@@ -132,10 +134,9 @@ def cost(
 
     given = {"classes": classes, "stem": stem}
     arguments = {name: value for name, value in given.items() if value is not None}
+    network = "cada-vae" if network == "visual-encoder" else network  # of which it is the part that is counted
     settings = NetworkSettings.checked({"name": network, **arguments})
     shape = _shape(input_) if input_ is not None else None
-    if network == "cada-vae":
-        raise UsageError("only its encoder of images is counted: rkr cost visual-encoder --rank 16 --tasks 4")
     head = settings.head if isinstance(getattr(settings.build(), settings.head, None), nn.Linear) else None
     found = count(method, settings.build, head, tasks, rank, shape)
     if not json_:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import nn
 
 from rkr.core.cost import Cost
 from rkr.errors import UsageError
 from rkr.recipes.messages import choose
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from rkr.learners import Learner, Method
     from rkr.learners.learner import Capacity
 
@@ -49,11 +49,18 @@ def begun(
     options: Mapping[str, Any],
     tasks: Sequence[int],
     then: Callable[[Learner], None] = lambda learner: None,
-    **seen: Any,
+    zero_shot: bool = False,
 ) -> Learner:
     """A learner that has begun tasks of so many classes, untrained; `then` is told after each."""
+    import torch
+
     from rkr.learners.learner import SeenTask
 
+    seen: dict[str, Any] = {}
+    if zero_shot:
+        seen = {"attributes": torch.zeros(max(tasks), 2), "unseen": (1,)}
+        if "classifier" in method.options:
+            options = {**options, "classifier": {"epochs": 1}}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that the base was not trained: it is only counted
         learner = method.build(make, head, **options)
@@ -72,29 +79,39 @@ def count(
     rank: int | None = None,
     shape: tuple[int, ...] | None = None,
 ) -> Cost | Capacities:
-    """The cost of a method's tasks on a network: by parts for those that rectify, in all for others."""
+    """The cost of a method's tasks on a network: by parts for those that rectify, in all for others.
+
+    Of networks for zero-shot tasks only the encoder of images is counted, as in the paper.
+    """
     from rkr.core.model import RectifiedModel
     from rkr.core.options import Options
-    from rkr.learners import METHODS
+    from rkr.learners import METHODS, ZERO_SHOT_METHODS
 
-    if name not in METHODS:
-        raise UsageError(f"--method: no method is called {name!r}{choose(name, METHODS)}")
-    method, network = METHODS[name], make()
+    network = make()
+    zero_shot = isinstance(getattr(network, "encoder", None), nn.Module)
+    methods = ZERO_SHOT_METHODS if zero_shot else METHODS
+    if name not in methods:
+        raise UsageError(f"--method: no method is called {name!r}{choose(name, methods)}")
+    method = methods[name]
     rectifies = set(Options().to_json()) <= set(method.options)
     if rank is not None and not rectifies:
         raise UsageError(f"--rank: {name} has no rank")
-    classes = tasks if head is None else len(network.get_submodule(head).get_parameter("weight"))
+    classes = 2 * tasks if head is None else len(network.get_submodule(head).get_parameter("weight"))
     if tasks < 1 or classes % tasks:
         raise UsageError(f"--tasks: {classes} classes cannot be divided into {tasks} tasks of equal size")
     if not rectifies:
-        if head is None:
+        if head is None and not zero_shot:
             raise UsageError(f"--method: {name} needs a network with a classification layer")
+        if zero_shot and "classifier" not in method.options:
+            raise UsageError(f"--method: attributes decide on the size of {name}, not the network")
         after: list[Capacity] = []
-        begun(method, make, head, {}, [classes // tasks] * tasks, lambda made: after.append(made.capacity()))
+        each = [classes // tasks] * tasks
+        begun(method, make, head or "", {}, each, lambda made: after.append(made.capacity()), zero_shot)
         before = method.learner.learns_its_size
         note = f"training decides on the size of {name}: {before}" if before else ""
         return Capacities(name, tuple(after), note)
     options = {key: value for key, value in method.options.items() if key in Options().to_json()}
+    network = cast("nn.Module", network.encoder) if zero_shot else network
     model = RectifiedModel(network, Options.from_json(options if rank is None else {**options, "rank": rank}), head)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

@@ -304,8 +304,6 @@ def _counted(name: str, method: str) -> Mapping[str, float] | None:
     None if only training decides on its size. Parameters and multiply-adds are what tasks
     add to the network, so they are known of methods that change its layers and freeze the rest.
     """
-    import torch
-
     from rkr.counting import begun
 
     recipe = load_recipe(name)
@@ -313,9 +311,6 @@ def _counted(name: str, method: str) -> Mapping[str, float] | None:
     if chosen.method.learner.learns_its_size:
         return None
     tasks, zero_shot = recipe.stream.tasks, recipe.zero_shot
-    has_classifier = "classifier" in chosen.method.options
-    options = {**chosen.options, "classifier": {"epochs": 1}} if has_classifier else chosen.options
-    attributes, unseen = (torch.zeros(2, 2), (1,)) if zero_shot else (None, ())
     classes = 2
     if not zero_shot:  # as the network has: networks that grow count heads that become wider
         head = recipe.build_network().get_submodule(recipe.network.head)
@@ -324,10 +319,9 @@ def _counted(name: str, method: str) -> Mapping[str, float] | None:
         chosen.method,
         recipe.build_network,
         recipe.network.head,
-        options,
+        chosen.options,
         [classes] * tasks,
-        attributes=attributes,
-        unseen=unseen,
+        zero_shot=zero_shot,
     )
     capacity = learner.capacity().percent
     counted = {"capacity": capacity}
