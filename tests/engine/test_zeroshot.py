@@ -99,7 +99,7 @@ def test_what_is_recorded(tmp_path: Path, method: str) -> None:
 
 
 def test_ridge_regression(tmp_path: Path) -> None:
-    """The map solves the normal equations with the strength in the notes, on all training rows; angles decide."""
+    """The map solves the normal equations with the choices in the notes, on all training rows; angles decide."""
     experiment = make_experiment("ridge")
     assert execute(tmp_path, experiment)
     found = lines(tmp_path, "task")
@@ -111,11 +111,13 @@ def test_ridge_regression(tmp_path: Path) -> None:
         assert isinstance(train, Features)
         assert isinstance(task.test, Features)
         assert a is not None
-        x, strength = train.x.double().numpy(), found[number]["notes"]["strength"]
-        solved = KernelRidge(alpha=strength).fit(x, a[train.y].double().numpy())
-        matrix = x.T @ solved.dual_coef_
+        notes = found[number]["notes"]
+        x, wanted = train.x.double().numpy(), a[train.y].double().numpy()
+        x0, a0 = notes["centred"] * x.mean(0), notes["centred"] * wanted.mean(0)
+        solved = KernelRidge(alpha=notes["strength"]).fit(x - x0, wanted - a0)
+        matrix = (x - x0).T @ solved.dual_coef_
         assert np.allclose(state[f"maps.{number}"].numpy(), matrix, atol=1e-3 * np.abs(matrix).max())
-        answers = cosine_similarity(task.test.x.double().numpy() @ matrix, a.double().numpy()).argmax(1)
+        answers = cosine_similarity((task.test.x.double().numpy() - x0) @ matrix, a.double().numpy() - a0).argmax(1)
         unseen = task.training.unseen
         seen = [c for c in range(len(task.training.class_names)) if c not in unseen]
         for name, classes in (("U", unseen), ("S", seen)):
