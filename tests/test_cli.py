@@ -167,6 +167,21 @@ def test_errors_of_run(command: Command, tmp_path: Path, words: tuple[str, ...],
     assert err.count("\n") == 1
 
 
+def test_several_recipes(command: Command, tmp_path: Path) -> None:
+    """One after the other, but all are read before the first is run."""
+    other = tmp_path / "other.toml"
+    other.write_text((Path(recipes.__file__).parent / "digits.toml").read_text())
+    words = ("--method", "finetune", "--epochs", "1", "--limit", "4", "--threads", "1", "--no-figures", "--out")
+    code, out, err = command("run", "digits", str(other), *words, str(tmp_path / "out"))
+    assert (code, err) == (0, "")
+    for name in ("digits", "other"):
+        assert f"results and model in {tmp_path / 'out' / f'{name}-1-epochs-limit-4'}" in out.replace("\n", "")
+    code, _, err = command("run", "digits", "nothing", *words, str(tmp_path / "none"))
+    assert code == 2
+    assert "nothing" in err
+    assert not (tmp_path / "none").exists()
+
+
 def test_what_came_out_is_shown_though_a_run_diverged(command: Command, tmp_path: Path) -> None:
     """Its tables and figures first, then the error, with an exit code of its own."""
     text = (Path(recipes.__file__).parent / "digits.toml").read_text()

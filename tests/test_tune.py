@@ -90,7 +90,7 @@ def test_what_cannot_be(tmp_path: Path) -> None:
         tuning(recipe, "rkr", 2, tmp_path)
     with pytest.raises(UsageError, match="ewc has no option 'strenght'; its options: bn, estimator"):
         tuning(recipe, "ewc", 2, tmp_path, {"strenght": [1]})
-    with pytest.raises(UsageError, match="7 is more than the 5 tasks"):
+    with pytest.raises(UsageError, match="--tasks: give 1 to 5, the tasks of digits, not 7"):
         tuning(recipe, "ewc", 7, tmp_path)
     with pytest.raises(UsageError, match="no method 'ecw'"):
         tuning(recipe, "ecw", 2, tmp_path)

@@ -207,11 +207,19 @@ def features(
 
 @app.command()
 def run(
-    recipe: Annotated[str, typer.Argument(help="A recipe, as `rkr list` names them, or a .toml file of your own.")],
+    recipes: Annotated[
+        list[str],
+        typer.Argument(metavar="RECIPE", help="Recipes, as `rkr list` names them, or .toml files of your own."),
+    ],
     method: Annotated[
         str | None, typer.Option(help="Methods, separated by commas. Those of the recipe by default.")
     ] = None,
-    orders: Annotated[int | None, typer.Option(help="How many of the recipe's orders of tasks. 1 by default.")] = None,
+    orders: Annotated[
+        int | None,
+        typer.Option(
+            help="How many of the recipe's orders of tasks. 1 by default; all if the paper has numbers of each."
+        ),
+    ] = None,
     order: Annotated[
         str | None,
         typer.Option(help="Which orders, separated by commas: seeds, A to E, fixed, or first-CUB and the like."),
@@ -242,17 +250,20 @@ def run(
     from rkr.experiments import How, Plan, choose_orders, choose_seeds
     from rkr.recipes import load_recipe
 
-    loaded = load_recipe(recipe)
-    loaded = loaded.on_validation() if validation else loaded
-    methods = tuple(loaded.methods) if method is None else _names(method)
-    chosen = choose_orders(loaded, orders, () if order is None else _names(order))
-    drawn = choose_seeds(loaded, seeds, () if seed is None else _names(seed))
-    plan = Plan(loaded, recipe, methods, chosen, out, epochs, drawn, limit, data, validation)
+    plans = []
+    for recipe in recipes:
+        loaded = load_recipe(recipe)
+        loaded = loaded.on_validation() if validation else loaded
+        methods = tuple(loaded.methods) if method is None else _names(method)
+        chosen = choose_orders(loaded, orders, () if order is None else _names(order))
+        drawn = choose_seeds(loaded, seeds, () if seed is None else _names(seed))
+        plans.append(Plan(loaded, recipe, methods, chosen, out, epochs, drawn, limit, data, validation))
     how = How(workers, threads, accelerator, precision, save_minutes, tensorboard)
-    if helper:
-        _help(plan, how)
-        return
-    _run(plan, how, json_, figures=figures)
+    for plan in plans:
+        if helper:
+            _help(plan, how)
+        else:
+            _run(plan, how, json_, figures=figures, more=plan is not plans[-1])
 
 
 @app.command()
@@ -475,15 +486,15 @@ def _draw(plan: Plan) -> None:
         write_figures(runs, plan.root / "figures" / (name if len(groups) > 1 else ""))
 
 
-def _run(plan: Plan, how: How, json_: bool, matrices: bool = False, figures: bool = True) -> None:
-    """Run, then show what came out."""
+def _run(plan: Plan, how: How, json_: bool, matrices: bool = False, figures: bool = True, more: bool = False) -> None:
+    """Run, then show what came out; `more` plans come after it."""
     from rkr.engine.folder import RunFolder
     from rkr.engine.loop import Diverged
     from rkr.experiments import run_plan
 
     diverged: Diverged | None = None
     try:
-        _watched(json_, partial(run_plan, plan, how))
+        _watched(json_, lambda watch: run_plan(plan, how, watch, more))
     except Diverged as error:  # all other runs are complete
         diverged = error
     jobs = [job for job in plan.jobs if diverged is None or RunFolder(plan.folder(job)).finished]

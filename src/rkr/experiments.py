@@ -129,8 +129,11 @@ class Plan:
         stream = recipe.stream(order, self.data)
         takes = recipe.takes
         if recipe.zero_shot and takes != stream.input_shape:  # networks for images were tried on theirs
-            sizes = " and ".join("x".join(map(str, shape)) for shape in (takes, stream.input_shape))
-            raise UsageError(f"{recipe.name}: network and data do not fit: samples of {sizes}")
+            wanted, there = ("x".join(map(str, shape)) for shape in (takes, stream.input_shape))
+            raise UsageError(
+                f"{self.given}: the network takes {wanted} features, the data have {there}: "
+                f"set network.in_features = {there}"
+            )
         augment = Augment(**training.augment.model_dump()) if any(training.augment.model_dump().values()) else None
         decided = self.recipe.resolved(method, order, self.epochs, seed, self.limit)
         options = recipe.options(method)
@@ -194,7 +197,10 @@ _WHOLE = re.compile("-?[0-9]{1,18}")  # more digits are no seed
 
 
 def choose_orders(recipe: Recipe, count: int | None, named: Sequence[str]) -> tuple[Order, ...]:
-    """The first `count` orders of the recipe, or those named, or else the first one."""
+    """The first `count` orders of the recipe, or those named, or else the first one.
+
+    If the paper prints numbers of single orders, they are no repetitions but the experiment: then all of them.
+    """
     if named and count is not None:
         raise UsageError("give either --orders, how many, or --order, which")
     if named:
@@ -203,7 +209,7 @@ def choose_orders(recipe: Recipe, count: int | None, named: Sequence[str]) -> tu
             recipe.stream.check_order(order)
         return orders
     if count is None:
-        return recipe.orders[:1]
+        return recipe.orders if any(number.order for number in recipe.paper) else recipe.orders[:1]
     if not 1 <= count <= len(recipe.orders):
         have = "1 order" if len(recipe.orders) == 1 else f"{len(recipe.orders)} orders"
         raise UsageError(f"{recipe.name} has {have}: give no more, or name others with --order 0,1,...")

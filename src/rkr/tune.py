@@ -65,6 +65,8 @@ def tuning(recipe: Recipe, method: str, tasks: int, out: Path, grid: Grid | None
         if name not in chosen.method.options:
             known = ", ".join(sorted(chosen.method.options)) or "none"
             raise UsageError(f"--grid: {method} has no option {name!r}; its options: {known}")
+    if not 1 <= tasks <= recipe.stream.tasks:
+        raise UsageError(f"--tasks: give 1 to {recipe.stream.tasks}, the tasks of {recipe.name}, not {tasks}")
     held_out = recipe.on_validation()
     name = f"{recipe.name}-tune-{method}-{tasks}-tasks"
     points: dict[str, dict[str, Any]] = {}
@@ -106,7 +108,7 @@ def search_plan(search: Tuning, order: str | None, epochs: int | None, data: str
     search.folder.mkdir(parents=True, exist_ok=True)
     write_atomic(search.file, recipe_text(search.recipe).encode())
     loaded = load_recipe(str(search.file))
-    orders = choose_orders(loaded, None, () if order is None else (order,))
+    orders = choose_orders(loaded, 1 if order is None else None, () if order is None else (order,))
     return Plan(loaded, str(search.file), tuple(search.asked), orders, search.folder, epochs=epochs, data=data)
 
 

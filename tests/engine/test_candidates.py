@@ -401,7 +401,8 @@ def test_stop_after_every_batch(tmp_path: Path, first: dict[str, bytes]) -> None
             break
         assert isinstance(run.events[-1], Stopped)
         stops += 1
-    assert stops == batches == sum(hook == "loss" for _, hook, _ in Trials.log)
+    assert batches == sum(hook == "loss" for _, hook, _ in Trials.log)
+    assert stops == batches + 6  # also before each candidate is judged
     assert len(ends) == 6
     assert set(ends.values()) == {1}  # a finished candidate is not trained again
     assert outcome(tmp_path / "parts") == first

@@ -238,6 +238,13 @@ def test_folders_and_jobs(tmp_path: Path) -> None:
     assert choose_seeds(recipe, None, ["4", "7"]) == (4, 7)
 
 
+def test_orders_that_the_paper_has_numbers_of_are_all_run() -> None:
+    recipe = load_recipe("gzsl-first-task")
+    assert choose_orders(recipe, None, []) == ("fixed", "first-AWA1", "first-CUB", "first-SUN")
+    assert choose_orders(recipe, 2, []) == ("fixed", "first-AWA1")
+    assert choose_orders(load_recipe("cifar100-lenet"), None, []) == ("A",)
+
+
 def test_what_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="no method 'rrk'"):
         run_plan(plan(tmp_path, ("rrk",)), How(), lambda event: None)

@@ -28,7 +28,7 @@ def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class StoppedAt(Run):
-    """As if the user pressed Ctrl-C during a batch, be it of a candidate, or while a task is tested."""
+    """As if the user pressed Ctrl-C during a batch (also of a candidate), after a phase, or while a task is tested."""
 
     def __init__(self, experiment: Experiment, folder: Path, batch: int = -1, testing: bool = False) -> None:
         self.events: list[Event] = []
@@ -36,7 +36,7 @@ class StoppedAt(Run):
         self.batch, self.testing = batch, testing
 
     def _asked(self) -> bool:
-        """After every batch."""
+        """After every batch, and after every phase."""
         self.batch -= 1
         self._stop = self.batch == 0
         return self._stop
@@ -77,7 +77,9 @@ def test_stop_after_every_batch(tmp_path: Path, method: str, changes: dict[str, 
         few = "options" in changes
         more = {"icarl": 0 if few else 2 * 2, "eeil": -2 if few else 2 * 2}
     decides = method == "den" or LEARNERS[method].learner.rounds is not Learner.rounds  # on what it trains
-    assert stops == (-whole.batch if decides else batches + more.get(method, 0))
+    lines = map(json.loads, (tmp_path / "whole" / "results.jsonl").read_text().splitlines())
+    phases = len({(line["number"], line["phase"]) for line in lines if line["event"] == "epoch"})
+    assert stops == (-whole.batch if decides else batches + more.get(method, 0) + phases)
     assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
 
 
@@ -132,7 +134,7 @@ def test_a_state_of_before_there_were_several_processes(tmp_path: Path, batch: i
 
 def test_the_state_says_where_to_go_on(tmp_path: Path) -> None:
     experiment = make_experiment("rkr")
-    StoppedAt(experiment, tmp_path, 8).execute()  # the first task has 6
+    StoppedAt(experiment, tmp_path, 9).execute()  # the first task has 6 batches and a phase
     state = load_state(tmp_path / "state.safetensors")
     assert state["position"] == [1, 0, 0, 2]
     assert state["begun"] == 2

@@ -243,7 +243,7 @@ def test_ctrl_c_in_the_validation_run_stops_all(recipe: Path, monkeypatch: pytes
 
 def test_features_of_another_width(recipe: Path) -> None:
     recipe.write_text(RECIPE.replace("in_features = 6", "in_features = 7"))
-    with pytest.raises(UsageError, match="network and data do not fit: samples of 7 and 6"):
+    with pytest.raises(UsageError, match=r"takes 7 features, the data have 6: set network\.in_features = 6"):
         run_plan(plan(recipe), How(accelerator="cpu", threads=1), lambda event: None)
 
 

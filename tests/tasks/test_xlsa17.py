@@ -256,9 +256,11 @@ def test_places(tmp_path: Path, alone: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_missing_files(tmp_path: Path, alone: Path) -> None:
-    with pytest.raises(rkr.FileError, match=r"BIRDS/res101\.mat in .*mine, .*cache.rkr\. The features .* xlsa17") as it:
+    with pytest.raises(rkr.FileError, match=r"BIRDS/res101\.mat in .*mine, .*cache.rkr\. Features .*xlsa17") as it:
         load_xlsa17("BIRDS", tmp_path / "mine")
     assert "--data" in str(it.value)
+    with pytest.raises(rkr.FileError, match=r"BIRDS/own\.mat in .* not published: .*`rkr features`.* \(--data or"):
+        load_xlsa17("BIRDS", tmp_path / "mine", features="own")
     put(tmp_path / "mine" / "BIRDS", content(), features="vit")
     with pytest.raises(rkr.FileError, match=r"BIRDS has other features: vit\."):
         load_xlsa17("BIRDS", tmp_path / "mine")

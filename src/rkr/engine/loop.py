@@ -135,6 +135,8 @@ class Loop:
             batches = self._batches()
             while at.epoch < self._epochs(phase):
                 self._train_epoch(phase, batches, started)
+                if at.epoch == self._epochs(phase):
+                    self._save_or_stop(started, save=True)  # what a method does next can take long
             at.phase, at.epoch = at.phase + 1, 0
         self._task_seconds += time.monotonic() - started
         self._optimizer = None
@@ -173,11 +175,7 @@ class Loop:
 
     def _between_batches(self, batches: int, started: float) -> None:
         now = time.monotonic()
-        stop, save = self._agreed(self._asked(), now - self._last_save > 60 * self._save_minutes)
-        if stop or save:
-            self._save(self._task_seconds + now - started)
-        if stop:
-            raise Interrupted
+        self._save_or_stop(started, save=now - self._last_save > 60 * self._save_minutes)
         if now - self._last_progress > PROGRESS_SECONDS:
             self._last_progress = now
             loss, hits, images = self._sums.tolist()
@@ -199,6 +197,13 @@ class Loop:
                     **self._mark,
                 )
             )
+
+    def _save_or_stop(self, started: float, save: bool) -> None:
+        stop, save = self._agreed(self._asked(), save)
+        if stop or save:
+            self._save(self._task_seconds + time.monotonic() - started)
+        if stop:
+            raise Interrupted
 
     def _end_epoch(self, lr: float, phase: Phase, seconds: float) -> None:
         at, name = self._at, self._learner.task.name

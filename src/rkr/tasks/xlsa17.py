@@ -28,6 +28,7 @@ from rkr.tasks.task import Features, Stream, Task, Training
 
 FOLDERS = ("xlsa17/data", "data", ".")  # where a data set's folder may be
 SPLITS = "att_splits.mat"
+PUBLISHED = "res101"  # features of ResNet-101, which come with the splits
 SCALERS = ("train", "each", "none")
 HELD_OUT = 0.2  # of the rows of a class that validation sees
 
@@ -58,7 +59,7 @@ class ZeroShotSource:
         return tuple(self.labels[self.test_unseen].unique().tolist())
 
 
-def load_xlsa17(name: str, data: Data = None, features: str = "res101", embedding: str = "att") -> ZeroShotSource:
+def load_xlsa17(name: str, data: Data = None, features: str = PUBLISHED, embedding: str = "att") -> ZeroShotSource:
     """Find and read a data set such as "CUB".
 
     `features` is the file of features to take, without its ending, and `embedding` the variable of att_splits.mat that
@@ -99,7 +100,8 @@ def validation_source(source: ZeroShotSource, seed: int = 0) -> ZeroShotSource:
     if held_out is None:
         if len(seen) < 3:
             raise UsageError(
-                f"{source.name}: validation needs 3 or more seen classes to hold some out, not {len(seen)}"
+                f"{source.name}: validation needs 3 or more seen classes to hold some out, not {len(seen)}; "
+                "or set classifier.epochs to a number"
             )
         count = round(len(seen) * len(source.unseen) / len(source.class_names))
         order = torch.randperm(len(seen), generator=generator("rkr zero-shot validation", seed)).tolist()
@@ -119,7 +121,10 @@ def validation_source(source: ZeroShotSource, seed: int = 0) -> ZeroShotSource:
             test_seen.append(rows[:tested])
             trainval.append(rows[tested:])
     if not sum(map(len, test_seen)):
-        raise UsageError(f"{source.name}: validation needs a seen class with 2 or more training rows")
+        raise UsageError(
+            f"{source.name}: validation needs a seen class with 2 or more training rows; "
+            "or set classifier.epochs to a number"
+        )
     return replace(
         source,
         class_names=tuple(source.class_names[label] for label in seen),
@@ -209,12 +214,18 @@ def _found(name: str, data: Data, features: str) -> Path:
     path = find((f"{folder}/{name}/{features}.mat" for folder in FOLDERS), data)
     if path is not None and path.with_name(SPLITS).exists():
         return path
-    advice = (
-        'The features and splits are published by Xian et al. as "xlsa17": put that folder into the folder of data '
-        f"(--data or $RKR_DATA), so that it has xlsa17/data/{name}, data/{name} or {name}"
-    )
     if path is not None:
-        raise FileError(f"{path.with_name(SPLITS)}: there is no such file beside {path.name}. {advice}")
+        raise FileError(
+            f"{path.with_name(SPLITS)}: there is no such file beside {path.name}. It has attributes and splits: those "
+            'of published data sets come with "xlsa17" (Xian et al.), of your own you write it'
+        )
+    folder = f"xlsa17/data/{name}, data/{name} or {name} of the folder of data (--data or $RKR_DATA)"
+    if features == PUBLISHED:
+        advice = f'Features and splits are published by Xian et al. as "xlsa17": they belong into {folder}'
+    else:
+        advice = (
+            f"They are not published: compute features of the images with `rkr features`, and put them into {folder}"
+        )
     places = ", ".join(map(str, folders(data)))
     there = find((f"{folder}/{name}" for folder in FOLDERS), data)
     others = sorted(file.stem for file in there.glob("*.mat") if file.name != SPLITS) if there is not None else []
