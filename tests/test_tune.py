@@ -84,6 +84,16 @@ def test_grids_in_words() -> None:
             parsed_grid([wrong])
 
 
+def test_values_of_a_grid_are_all_tried(tmp_path: Path) -> None:
+    """However close they are, and though an option is named twice."""
+    assert parsed_grid(["strength=1,2.5", "bn=frozen", "strength=1e3"]) == {
+        "strength": [1, 2.5, 1000.0],
+        "bn": ["frozen"],
+    }
+    close = tuning(load_recipe("digits"), "si", 2, tmp_path, {"strength": [1.0000001, 1.0000002, 1e30]})
+    assert list(close.points) == ["si-strength-1.0000001", "si-strength-1.0000002", "si-strength-1e30"]
+
+
 def test_what_cannot_be(tmp_path: Path) -> None:
     recipe = load_recipe("digits")
     with pytest.raises(UsageError, match="rkr has no grid of its own"):

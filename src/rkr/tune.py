@@ -192,12 +192,17 @@ def parsed_grid(words: Sequence[str]) -> Grid | None:
         name, equals, values = word.partition("=")
         if not equals or not name or not values:
             raise UsageError(f"--grid: give an option and its values, such as strength=0.1,1,10, not {word!r}")
-        found[name.strip()] = [_number(value.strip()) for value in values.split(",") if value.strip()]
+        found.setdefault(name.strip(), []).extend(
+            _number(value.strip()) for value in values.split(",") if value.strip()
+        )
     return found or None
 
 
 def _short(value: Any) -> str:
-    return f"{value:g}".replace("+", "") if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    short = f"{value:g}"
+    return (short if float(short) == value else repr(value)).replace("+", "")
 
 
 _WORDS = {"true": True, "false": False, "none": None}

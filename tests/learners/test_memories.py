@@ -287,8 +287,9 @@ def test_eeil_s_sets() -> None:
     assert pool.whole()[1].bincount().tolist() == [2] * 5 + [OF_CLASS] * 4
 
 
-def test_eeil_s_losses() -> None:
-    learner, pool = built("eeil", memory=12)
+@pytest.mark.parametrize("temperature", [2.0, 3.0])
+def test_eeil_s_losses(temperature: float) -> None:
+    learner, pool = built("eeil", memory=12, temperature=temperature)
     pool.train(0)
     pool.train(1)
     x, y = torch.cat([pool.x[2][:6], pool.x[1][:3]]), torch.cat([pool.y[2][:6], pool.y[1][:3]])
@@ -302,7 +303,7 @@ def test_eeil_s_losses() -> None:
         return float(F.cross_entropy(torch.cat(outputs(), 1), y))
 
     def distillation(wanted: Tensor, number: int) -> float:
-        p, q = (wanted / 2).softmax(1), (outputs()[number] / 2).softmax(1)
+        p, q = (wanted / temperature).softmax(1), (outputs()[number] / temperature).softmax(1)
         return -float((p * q.log()).sum(1).mean())
 
     old = outputs()

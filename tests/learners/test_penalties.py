@@ -302,6 +302,39 @@ def test_fisher_of_some_samples() -> None:
         torch.testing.assert_close(c, d, rtol=1e-10, atol=1e-14)
 
 
+class Twice(nn.Module):
+    """A layer that is called, and whose weight is used directly as well: its squares are not by its inputs alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both, self.fc = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(torch.tanh(self.both(x)) @ self.both.weight)
+
+
+def test_fisher_is_not_misled_by_samples_that_are_certain() -> None:
+    """The way is tried on the first samples: their gradients may vanish, those of later ones need not."""
+    torch.manual_seed(0)
+    network = Twice()
+    network.fc.weight.data *= 200
+    x = torch.randn(64, 4)
+    best = network(x).detach().topk(2).values
+    x = x[(best[:, 0] - best[:, 1]).argsort(descending=True)]
+    y = network(x).argmax(1)
+    y[-5:] = (y[-5:] + 1) % 4
+    parameters = list(network.parameters())
+    sums = [torch.zeros_like(p) for p in parameters]
+    for i in range(len(x)):
+        grads = torch.autograd.grad(network(x[i : i + 1]).log_softmax(1)[0, y[i]], parameters)
+        if i < 4:
+            assert max(float(g.square().max()) for g in grads) < 1e-30
+        for total, g in zip(sums, grads, strict=True):
+            total += g.square() / len(x)
+    for found, expected in zip(fisher(network, parameters, lambda: iter([(x, y)]), 0, "empirical"), sums, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6 * float(expected.max()))
+
+
 def test_fisher_says_when_it_is_slow_and_refuses_unknown_estimators() -> None:
     network = randomised(Branching())
     with pytest.warns(UserWarning, match=r"of a\.weight, a\.bias, b\.weight .* sample by sample"):
@@ -469,6 +502,26 @@ def test_ewc_sums_the_penalties_of_all_tasks() -> None:
     for k, pull in enumerate(found):
         expected = sum(3.0 * own[k] * (there[k].detach() - place[k]) for own, place in kept)
         torch.testing.assert_close(pull, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("samples", [None, 5])
+def test_ewc_s_importances_are_by_the_estimator_and_the_samples_it_is_given(
+    estimator: str, samples: int | None
+) -> None:
+    torch.manual_seed(0)
+    learner = cast("Ewc", METHODS["ewc"].build(make, "fc", estimator=estimator, samples=samples))
+    task = tasks()[0]
+    learner.begin(task)
+    learner.prepare(learner.phases()[0], reader(task))
+    steps(learner, task, 3)
+    learner.eval()
+    torch.manual_seed(7)
+    expected = fisher(learner.network, learner.shared(), reader(task), task.start, estimator, samples)
+    torch.manual_seed(7)
+    learner.end(reader(task))
+    for found, values in zip(learner.anchor.importance, expected, strict=True):
+        assert torch.equal(found, values)
 
 
 def test_online_ewc_decays_and_follows_the_newest_weights() -> None:
@@ -659,6 +712,20 @@ def test_si_s_gradient_is_without_the_penalty_and_its_importance_as_written() ->
     assert float(learner.penalty()) == pytest.approx(expected, rel=1e-8)  # c Σ Ω (θ - θ*)², without 1/2
 
 
+def test_si_s_importance_never_falls_below_zero() -> None:
+    """A way that has raised the loss makes a weight matter less, but not less than nothing."""
+    torch.manual_seed(0)
+    learner = cast("SynapticIntelligence", METHODS["si"].build(make, "fc"))
+    task = tasks()[0]
+    learner.begin(task)
+    for k, path in enumerate(learner.path):
+        path.data.copy_(torch.linspace(-1, 1, path.numel(), dtype=path.dtype).view_as(path) * (k + 1))
+    learner.end(reader(task))
+    for path, importance in zip(learner.path, learner.anchor.importance, strict=True):
+        assert torch.equal(importance > 0, path > 0)
+        assert bool((importance[path <= 0] == 0).all())
+
+
 # ---------------------------------------------------------------------------------------------------------
 # Progress & Compress
 
@@ -725,6 +792,24 @@ def test_lateral_by_hand() -> None:
     assert small.shape[1] == 2
     expected = F.conv2d(small, side.into.weight, stride=2, padding=1) * side.scale.view(1, 6, 1, 1)
     torch.testing.assert_close(side(h), expected)
+
+
+def test_every_task_has_an_active_column_of_its_own() -> None:
+    torch.manual_seed(0)
+    learner = cast("ProgressCompress", METHODS["pc"].build(make, "fc"))
+    first, second, _ = tasks()
+    learn(learner, first)
+    assert not learner.laterals
+    before = state(learner.active)
+    learner.begin(second)
+    after = learner.active.state_dict()
+    drawn = [key for key in before if before[key].dim() > 1 and not key.startswith("fc.")]
+    assert drawn
+    assert not any(torch.equal(after[key], before[key]) for key in drawn)
+    for lateral in learner.laterals.values():  # at first it hardly matters, but it is not cut off
+        scale = cast("Lateral", lateral).scale
+        assert bool(((scale >= 0) & (scale <= 0.1)).all())
+        assert float(scale.std()) > 0.01
 
 
 def test_the_active_column_adds_what_the_knowledge_base_knows() -> None:
@@ -802,10 +887,10 @@ def test_distillation_by_hand() -> None:
     torch.testing.assert_close(one.grad, expected.detach())
 
 
-@pytest.mark.parametrize("bn", ["shared", "frozen"])
-def test_lwf_imitates_the_network_of_before(bn: str) -> None:
+@pytest.mark.parametrize(("bn", "temperature"), [("shared", 2.0), ("frozen", 2.0), ("shared", 3.0)])
+def test_lwf_imitates_the_network_of_before(bn: str, temperature: float) -> None:
     torch.manual_seed(0)
-    learner = cast("Lwf", METHODS["lwf"].build(make, "fc", strength=0.7, bn=bn))
+    learner = cast("Lwf", METHODS["lwf"].build(make, "fc", strength=0.7, temperature=temperature, bn=bn))
     seen = tasks()
     for task in seen[:2]:
         learn(learner, task)
@@ -826,7 +911,7 @@ def test_lwf_imitates_the_network_of_before(bn: str) -> None:
     learner.eval()
     expected = F.cross_entropy(learner.predict(x, 2), y - 5)
     for n in range(2):
-        p, q = (answers[n] / 2).softmax(1), (learner.predict(x, n) / 2).log_softmax(1)
+        p, q = (answers[n] / temperature).softmax(1), (learner.predict(x, n) / temperature).log_softmax(1)
         expected = expected - 0.7 * (p * q).sum(1).mean()
     assert float(learner.loss(x, y).loss) == pytest.approx(float(expected), rel=1e-10)
 
@@ -904,12 +989,18 @@ def test_frozen_normalisation_stays_after_the_first_task() -> None:
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("ewc", {"strength": -1.0}, "strength"),
     ("ewc", {"estimator": "true"}, "exact, sampled, empirical, batched"),
-    ("ewc", {"samples": 0}, "samples"),
+    ("ewc", {"samples": 0}, "samples must be at least 1, or be left out"),
+    ("ewc", {"samples": "all"}, "samples must be a whole number, or be left out, not 'all'"),
+    ("ewc", {"samples": 2.5}, "samples must be a whole number"),
+    ("ewc", {"samples": True}, "samples must be a whole number"),
+    ("l2t", {"strength": 1e39}, "strength must be from 0 to 1e30"),
+    ("si", {"strength": -1.0}, r"strength must be from 0 to 1e30, not -1\.0"),
     ("ewc", {"mode": "both"}, "all, online"),
     ("ewc", {"gamma": 1.5}, "gamma"),
     ("ewc", {"bn": "none"}, "shared, frozen, per_task"),
     ("si", {"damping": 0.0}, "damping"),
-    ("pc", {"reduction": 0}, "reduction"),
+    ("pc", {"reduction": 0}, "^reduction must be at least 1"),
+    ("pc", {"gamma": -0.1}, "^gamma must be from 0 to 1"),
     ("lwf", {"temperature": 0.0}, "temperature"),
     ("eeil", {"temperature": 0.0}, "temperature"),
     ("lwf", {"warm_up": 1.0}, "warm_up"),

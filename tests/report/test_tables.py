@@ -196,12 +196,15 @@ def test_what_a_task_adds(a_result):
     assert f"{costs[-1].percent - costs[-2].percent:.2f} %" in text
     assert f"{costs[-1].parameters - costs[-2].parameters:,} parameters" in text
     assert added_by_a_task(a_result([[0.5]])).startswith("the network with its first task takes")
-    assert "mean" not in text
     grown = a_result([[0.5], [0.5, 0.5], [0.5, 0.5, 0.5]])
     first, second, third = grown.costs
     third = replace(third, percent=first.percent - 1, parameters=first.parameters - 10, bytes=first.bytes)
     text = added_by_a_task(replace(grown, costs=(first, second, third)))
-    assert text == "a task adds -0.50 % (-5 parameters), 0 B with its head, in the mean over tasks"
+    sizes = [size(cost.bytes) for cost in (first, third)]
+    assert text == (
+        f"kept after the first task {first.percent:.2f} % ({sizes[0]}), "
+        f"after 3 tasks {first.percent - 1:.2f} % ({sizes[1]})"
+    )
 
 
 def test_a_narrow_terminal_gets_two_tables_that_fit(a_result):

@@ -84,6 +84,10 @@ KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {  # of options, by their 
         "a finite number",
         lambda value: isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value),
     ),
+    int | None: (
+        "a whole number, or be left out",
+        lambda value: value is None or (isinstance(value, Integral) and not isinstance(value, bool)),
+    ),
     bool: ("True or False", lambda value: isinstance(value, bool)),
     str: ("text", lambda value: isinstance(value, str)),
 }

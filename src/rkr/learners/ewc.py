@@ -20,7 +20,7 @@ class Ewc(Anchored):
         head: Its classification layer.
         strength: λ.
         estimator: Of the Fisher information: "exact", "sampled", "empirical" or "batched" (a squared mean gradient).
-        samples: How many training samples it is estimated from, at most, drawn at random; None for all.
+        samples: How many training samples it is estimated from, at most, drawn at random; all if it is left out.
         mode: "all": a penalty for every earlier task, Σ_t F_t (θ - θ*_t)², kept as the one parabola that is their sum.
             "online" (Schwarz et al., ICML 2018): F ← γ F + F_t, around the newest weights.
         gamma: γ of "online".
@@ -47,7 +47,7 @@ class Ewc(Anchored):
         if mode not in MODES:
             raise UsageError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
         if samples is not None and samples < 1:
-            raise UsageError(f"samples must be at least 1, or all, not {samples!r}")
+            raise UsageError(f"samples must be at least 1, or be left out for all of them, not {samples!r}")
         if not 0 <= gamma <= 1:
             raise UsageError(f"gamma must be from 0 to 1, not {gamma!r}")
         self.estimator, self.samples, self.mode, self.gamma = estimator, samples, mode, gamma

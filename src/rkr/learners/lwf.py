@@ -42,8 +42,10 @@ class Lwf(Taught):
         bn: str = "shared",
     ) -> None:
         super().__init__(make, head, bn=bn)
-        if strength < 0 or temperature <= 0:
-            raise UsageError(f"strength must be at least 0 and temperature above 0, not {strength} and {temperature}")
+        if strength < 0:
+            raise UsageError(f"strength must be at least 0, not {strength!r}")
+        if temperature <= 0:
+            raise UsageError(f"temperature must be above 0, not {temperature!r}")
         if not 0 <= warm_up < 1:
             raise UsageError(f"warm_up must be from 0 to below 1, not {warm_up}")
         self.strength, self.temperature, self.warm_up = strength, temperature, warm_up

@@ -86,8 +86,10 @@ class ProgressCompress(Anchored):
         bn: str = "per_task",
     ) -> None:
         super().__init__(make, head, strength=strength, bn=bn)
-        if not 0 <= gamma <= 1 or reduction < 1:
-            raise UsageError(f"gamma must be from 0 to 1 and reduction at least 1, not {gamma} and {reduction}")
+        if not 0 <= gamma <= 1:
+            raise UsageError(f"gamma must be from 0 to 1, not {gamma!r}")
+        if reduction < 1:
+            raise UsageError(f"reduction must be at least 1, not {reduction!r}")
         self.gamma, self.reduction = gamma, reduction
         self.active: nn.Module = nn.Identity()
         self.laterals = nn.ModuleDict()

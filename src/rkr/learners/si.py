@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from rkr.errors import UsageError
 from rkr.learners.learner import MakeNetwork, ReadSamples, SeenTask, nbytes
-from rkr.learners.shared.anchored import Anchored
+from rkr.learners.shared.anchored import Anchored, require_strength
 
 
 class SynapticIntelligence(Anchored):
@@ -32,6 +32,7 @@ class SynapticIntelligence(Anchored):
     def __init__(
         self, make: MakeNetwork, head: str, *, strength: float = 0.1, damping: float = 1e-3, bn: str = "per_task"
     ) -> None:
+        require_strength(strength)
         super().__init__(make, head, strength=2 * strength, bn=bn)  # SI's formula has no 1/2
         if damping <= 0:
             raise UsageError(f"damping must be above 0, not {damping!r}")

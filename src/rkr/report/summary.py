@@ -99,7 +99,8 @@ def zero_shot_cells(results: Sequence[Result]) -> dict[str, dict[str, Spread]]:
     cells: dict[str, dict[str, Spread]] = {}
     for method, runs in by_method(results).items():
         finished = [run for run in runs if run.finished]
-        for task in sorted(finished[0].tasks) if finished else ():
+        own = finished[0].tasks if finished else ()
+        for task in sorted(own, key=results[0].tasks.index):
             for name in ("U", "S", "H"):
                 values = [run.measures[name][-1][run.tasks.index(task)] for run in finished]
                 cells.setdefault(method, {})[f"{task} {name}"] = spread(values)

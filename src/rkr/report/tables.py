@@ -79,11 +79,12 @@ def added_by_a_task(result: Result) -> str:
     if not more:
         return f"the network with its first task takes {size(first.bytes)}"
     steps = {(b.parameters - a.parameters, b.bytes - a.bytes) for a, b in pairwise(result.costs)}
-    percent, parameters = (last.percent - first.percent) / more, round((last.parameters - first.parameters) / more)
-    stored = size(round((last.bytes - first.bytes) / more))
-    return f"a task adds {percent:.2f} % ({parameters:,} parameters), {stored} with its head" + (
-        "" if len(steps) == 1 else ", in the mean over tasks"
-    )
+    if len(steps) > 1:  # growth, copies that come with the second task, memories
+        start, end = (f"{cost.percent:.2f} % ({size(cost.bytes)})" for cost in (first, last))
+        return f"kept after the first task {start}, after {result.done} tasks {end}"
+    percent, parameters = (last.percent - first.percent) / more, (last.parameters - first.parameters) // more
+    stored = size((last.bytes - first.bytes) // more)
+    return f"a task adds {percent:.2f} % ({parameters:,} parameters), {stored} with its head"
 
 
 WIDE = 135  # columns that all of a summary takes

@@ -11,6 +11,12 @@ from rkr.learners.shared.anchor import Anchor
 from rkr.learners.shared.one_network import OneNetwork
 
 
+def require_strength(strength: float) -> None:
+    """The weight of a penalty; beyond 1e30 float32 has infinities, which times 0 are no numbers."""
+    if not 0 <= strength <= 1e30:
+        raise UsageError(f"strength must be from 0 to 1e30, not {strength!r}")
+
+
 class Anchored(OneNetwork):
     """One network, and a quadratic penalty on its way from where earlier tasks left it.
 
@@ -26,8 +32,7 @@ class Anchored(OneNetwork):
 
     def __init__(self, make: MakeNetwork, head: str, *, strength: float, bn: str = "per_task") -> None:
         super().__init__(make, head, bn=bn)
-        if strength < 0:
-            raise UsageError(f"strength must be at least 0, not {strength!r}")
+        require_strength(strength)
         self.strength = strength
         self.anchor = Anchor(self.shared())
 

@@ -66,7 +66,7 @@ def fisher(
             if estimator == "batched":
                 _add_batched(network, own, x, labels, of_own)
             else:
-                ways = ways or _find_ways(network, own, x[:TRIED], labels[:TRIED])
+                ways = ways or _find_ways(network, own, x[:TRIED])
                 some = max(FEWEST, AT_ONCE // x[0].numel())
                 for part, each in zip(x.split(some), labels.split(some), strict=True):
                     _add(network, own, ways, part, each, estimator, of_own)
@@ -103,7 +103,7 @@ class Ways:
     one_by_one: Sequence[int]
 
 
-def _find_ways(network: nn.Module, parameters: Sequence[nn.Parameter], x: Tensor, labels: Tensor) -> Ways:
+def _find_ways(network: nn.Module, parameters: Sequence[nn.Parameter], x: Tensor) -> Ways:
     """For each parameter the fastest way which, on a few samples, gives what a loop over them gives.
 
     What a layer does to its input is known by its kind, but not what the network does with the layer: it may call it
@@ -111,7 +111,9 @@ def _find_ways(network: nn.Module, parameters: Sequence[nn.Parameter], x: Tensor
     """
     with torch.no_grad():
         logits = network(x)
-    factors = [F.one_hot(labels, logits.shape[1]).to(logits)]
+    # A sum of these that vanishes for no sample, however certain it is: log p's own gradient would, and show nothing.
+    drawn = torch.rand(logits.shape, generator=torch.Generator().manual_seed(0))
+    factors = [(drawn - drawn.mean(1, keepdim=True)).to(logits)]
     everything = list(range(len(parameters)))
     index = {id(p): i for i, p in enumerate(parameters)}
     expected, found, others = ([torch.zeros_like(p) for p in parameters] for _ in range(3))
@@ -120,13 +122,16 @@ def _find_ways(network: nn.Module, parameters: Sequence[nn.Parameter], x: Tensor
     def right(values: Sequence[Tensor], i: int) -> bool:
         return bool((values[i] - expected[i]).abs().max() <= 1e-3 * expected[i].abs().max())
 
+    def shown(values: Sequence[Tensor], i: int) -> bool:
+        return right(values, i) and bool(expected[i].any())
+
     layers = _known_layers(network, index)
     with PerSampleSquares(parameters, layers) as squares:
         total = (F.log_softmax(network(x), 1) * factors[0]).sum()
         layers = squares.forget_all_but_plain_calls(len(x))
         squares.add(total, len(x), found)
     layers = [
-        layer for layer in layers if all(right(found, index[id(p)]) for p in layer.parameters() if id(p) in index)
+        layer for layer in layers if all(shown(found, index[id(p)]) for p in layer.parameters() if id(p) in index)
     ]
     known = {index[id(p)] for layer in layers for p in layer.parameters() if id(p) in index}
     left = [i for i in everything if i not in known]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -19,7 +20,7 @@ class Rehearsing(Taught):
     ones have the whole memory.
     """
 
-    learns_its_size = "this is without the samples that it will store"
+    learns_its_size = "this is with a full memory"
     class_incremental = True
 
     sample_bytes: Tensor
@@ -66,7 +67,11 @@ class Rehearsing(Taught):
         return torch.cat(features), torch.cat(labels)
 
     def extra_bytes(self) -> int:
-        return super().extra_bytes() + len(self.memory) * int(self.sample_bytes)
+        """Until samples are kept, the room for them counts."""
+        kept, each = len(self.memory), int(self.sample_bytes)
+        if not each:
+            kept, each = self.memory.budget, math.prod(getattr(self.network, "input_shape", (0,)))
+        return super().extra_bytes() + kept * each
 
 
 def task_and_class(labels: Tensor, seen: Sequence[SeenTask]) -> tuple[Tensor, Tensor]:
