@@ -181,4 +181,5 @@ def test_runs_on_the_validation_part_have_a_section_too(run_folder: Callable[...
     assert read_result(folder).settings["recipe"] == "gzsl-local-validation"
     text = page(find_results(tmp_path / "runs"))
     assert "## gzsl-local-validation" in text
-    assert "Epochs of the classifiers: validation." in text
+    assert "tests on what is held out of training" in text
+    assert "Epochs of the classifiers: those with the best H on these tests." in text

@@ -110,7 +110,9 @@ METHODS: dict[str, Method] = {
     "separate": Method(Separate, 'one network for each task (the paper\'s "Original")'),
     "joint": Method(Joint, "one network, trained on the images of all tasks so far"),
     "head-only": Method(HeadOnly, "the network of the first task, frozen, with a new head for each task"),
-    "l2t": Method(L2Transfer, "L2-Transfer (Yoon et al. 2020): a penalty on leaving old weights; keeps these, about 200 %"),
+    "l2t": Method(
+        L2Transfer, "L2-Transfer (Yoon et al. 2020): a penalty on leaving old weights; keeps these, about 200 %"
+    ),
     "ewc": Method(Ewc, "EWC (Kirkpatrick et al. 2017): Fisher-weighted penalty; keeps weights and Fisher, about 300 %"),
     "si": Method(
         SynapticIntelligence,

@@ -190,13 +190,13 @@ class Recipe(Settings):
 
         Of images it is a fifth of every class, unless the recipe has another share; of zero-shot tasks, some classes.
         """
-        name = f"{self.name}-validation"
+        named = {"name": f"{self.name}-validation", "title": f"{self.title}: tests on what is held out of training"}
         if isinstance(self.stream, StreamSettings):
             images = self.stream.with_changes(part="validation", validation=self.stream.validation or 0.2)
-            return self.model_copy(update={"name": name, "stream": images, "paper": ()})
+            return self.model_copy(update={**named, "stream": images, "paper": ()})
         classifier = {**self.classifier, "epochs": "validation"}
         stream = self.stream.with_changes(part="validation")
-        return self.model_copy(update={"name": name, "stream": stream, "classifier": classifier, "paper": ()})
+        return self.model_copy(update={**named, "stream": stream, "classifier": classifier, "paper": ()})
 
     @property
     def chooses_epochs(self) -> bool:

@@ -48,7 +48,7 @@ def _section(name: str, runs: Sequence[Result]) -> str:
     lines = [f"## {name}", "", f"{recipe.title}. {recipe.about}.", ""]
     lines.append(
         f"{len(runs[0].tasks)} tasks, {network['name']}; {training['epochs']} epochs a task, {training['optimizer']} "
-        f"{training['lr']} x {training['gamma']} at {', '.join(map(str, training['milestones'])) or 'no epoch'}, "
+        f"{_rate(training)}, "
         f"momentum {training['momentum']}, weight decay {training['weight_decay']}, batch {training['batch']}, "
         f"augmentation: {augment}; seed {training['seed']}."
     )
@@ -153,6 +153,12 @@ def _recipe(settings: Mapping[str, Any]) -> Recipe:
     return load_recipe(settings["recipe"])
 
 
+def _rate(training: Mapping[str, Any]) -> str:
+    """The learning rate of a schedule."""
+    steps = ", ".join(map(str, training["milestones"]))
+    return f"{training['lr']} x {training['gamma']} at {steps}" if steps else str(training["lr"])
+
+
 def _zero_shot(runs: Sequence[Result]) -> list[str]:
     """U, S and H of each data set, mean and sample standard deviation over runs, and how the classifier was trained."""
     cells = zero_shot_cells(runs)
@@ -166,7 +172,8 @@ def _zero_shot(runs: Sequence[Result]) -> list[str]:
     epochs = next((found["epochs"] for found in classifiers if found), None)  # ridge regression has none
     if epochs is not None:
         chosen = ", ".join(f"{name} {n}" for name, n in epochs.items()) if isinstance(epochs, dict) else str(epochs)
-        lines += ["", f"Epochs of the classifiers: {chosen}."]
+        said = "those with the best H on these tests" if chosen == "validation" else chosen
+        lines += ["", f"Epochs of the classifiers: {said}."]
     return lines
 
 
