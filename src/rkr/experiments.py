@@ -96,22 +96,22 @@ class Plan:
     def before(self) -> Plan | None:
         """What must be run first: zero-shot classifiers are trained for as long as is best on validation classes.
 
-        One rule serves all methods: a network for each task, trained without these classes.
+        One rule serves all methods, each in a run of its own without these classes, once for all seeds. One number for
+        all would not do: how fast classifiers learn depends on how far apart the latents of a method lie.
         """
-        with_classifiers = any("classifier" in self.recipe.method(name).method.options for name in self.methods)
-        if not self.recipe.chooses_epochs or not with_classifiers:
+        having = tuple(name for name in self.methods if "classifier" in self.recipe.method(name).method.options)
+        if not self.recipe.chooses_epochs or not having:
             return None
-        recipe = self.recipe.on_validation()
-        whole = recipe.stream.first is None  # else orders differ in their data sets
-        methods, orders = ("original",), ("fixed",) if whole else self.orders
-        return dataclasses.replace(self, recipe=recipe, methods=methods, orders=orders, seeds=(), on_validation=True)
+        return dataclasses.replace(
+            self, recipe=self.recipe.on_validation(), methods=having, seeds=(), on_validation=True
+        )
 
-    def _chosen_epochs(self, order: Order) -> dict[str, int]:
+    def _chosen_epochs(self, method: str, order: Order) -> dict[str, int]:
         """The epochs of each task's classifier, from the run that was made for it."""
         from rkr.report import read_result
 
         assert self.before is not None
-        job = next((job for job in self.before.jobs if job.order == order), self.before.jobs[0])
+        job = next(job for job in self.before.jobs if (job.method, job.order) == (method, order))
         result = read_result(self.before.folder(job))
         return {name: notes["classifier_epochs"] for name, notes in zip(result.tasks, result.notes, strict=True)}
 
@@ -138,8 +138,11 @@ class Plan:
         decided = self.recipe.resolved(method, order, self.epochs, seed, self.limit)
         options = recipe.options(method)
         if "classifier" in chosen.method.options:
-            epochs = {"epochs": self._chosen_epochs(order)} if recipe.chooses_epochs else {}
-            options["classifier"] = decided["options"]["classifier"] = {**recipe.classifier, **epochs}
+            classifier = dict(recipe.classifier)
+            if recipe.chooses_epochs:
+                classifier["epochs"] = self._chosen_epochs(method, order)
+                decided["classifier_epochs"] = "validation"  # where the numbers are from
+            options["classifier"] = decided["options"]["classifier"] = classifier
         about = {
             "recipe": self.root.name,
             "method": method,

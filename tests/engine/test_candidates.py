@@ -402,7 +402,7 @@ def test_stop_after_every_batch(tmp_path: Path, first: dict[str, bytes]) -> None
         assert isinstance(run.events[-1], Stopped)
         stops += 1
     assert batches == sum(hook == "loss" for _, hook, _ in Trials.log)
-    assert stops == batches + 6  # also before each candidate is judged
+    assert stops == batches + 6 * 2  # also after each of two phases
     assert len(ends) == 6
     assert set(ends.values()) == {1}  # a finished candidate is not trained again
     assert outcome(tmp_path / "parts") == first
@@ -418,8 +418,8 @@ def test_one_stop(tmp_path: Path, whole: dict[str, bytes], batch: int) -> None:
 
 def test_a_stop_says_where(tmp_path: Path) -> None:
     """At which candidate, where some are trained."""
-    batches, ends = 3 * 2, []  # of a candidate
-    for batch in (1, 4 * batches + 4, 6 * batches + 1):  # the last is of the second task, which has none
+    asked, ends = 3 * 2 + 2, []  # by a candidate: after its batches and its phases
+    for batch in (1, 4 * asked + 4, 6 * asked + 1):  # the last is of the second task, which has none
         run = StoppedAt(tmp_path / str(batch), batch)
         assert not run.execute()
         ends.append(run.events[-1])
@@ -473,7 +473,7 @@ def test_a_death_in_any_hook(
 
 def test_the_files_of_a_round(tmp_path: Path) -> None:
     """Those of the round at hand, and the best of the rounds before; what a killed write has left is removed."""
-    assert not StoppedAt(tmp_path, 6 * 3 + 10).execute()  # amid the second candidate of the second round
+    assert not StoppedAt(tmp_path, 8 * 3 + 12).execute()  # amid the second candidate of the second round
     state = load_state(tmp_path / "state.safetensors")
     assert state["position"] == [0, 0, 0, 0]
     assert (state["round"]["number"], state["round"]["rounds"]) == (1, 2)
@@ -661,7 +661,7 @@ def test_one_whose_listener_is_gone_saves(tmp_path: Path) -> None:
         assert not Run(make_experiment(), tmp_path, make_fabric("cpu"), watch, FOREVER).help(lines(), lambda: None)
     finally:
         over.set()
-    assert load_state(tmp_path / "candidates" / "1-1-2.safetensors")["position"] == [0, 1, 0, 1]
+    assert load_state(tmp_path / "candidates" / "1-1-2.safetensors")["position"] == [0, 0, 1, 0]
 
 
 def test_one_of_them_dies(tmp_path: Path, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -106,35 +105,36 @@ def test_the_validation_run_comes_first(server: Server, recipe: Path) -> None:
     assert done.wait() == 0, done.stderr
     root = recipe.parent / "a"
     assert [event["run"] for event in done.events("finished")] == [
-        "small-validation original fixed",
+        "small-validation sft fixed",
+        "small-validation rkr fixed",
         "small sft fixed",
         "small rkr fixed",
     ]
     assert not any(event["already"] for event in done.events("finished"))
-    chosen = read_result(root / "small-validation" / "original" / "fixed")
-    assert chosen.finished
-    epochs = {}
-    for name, notes in zip(chosen.tasks, chosen.notes, strict=True):
-        assert len(notes["validation_h"]) == 5
-        curve = notes["validation_h"]
-        assert notes["classifier_epochs"] == (1 + int(np.argmax(curve)) if any(curve) else 5)
-        epochs[name] = notes["classifier_epochs"]
-    about = json.loads((root / "small-validation" / "original" / "fixed" / "run.json").read_text())
-    for task in about["stream"]["tasks"]:
-        # Classes 3 and 7 of 2, 3, 4, 6, 7 are held out whole; of the others a fifth of their 10 training rows.
-        assert task["unseen"] == [1, 4]
-        assert task["images"] == {"train": 24, "validation": 6 + 20, "test": 26}
-        assert task["sha256"]["validation"] == task["sha256"]["test"]
-    for method in ("sft", "rkr"):
+    for method in ("sft", "rkr"):  # each by its own run, and the same rule
+        chosen = read_result(root / "small-validation" / method / "fixed")
+        assert chosen.finished
+        epochs = {}
+        for name, notes in zip(chosen.tasks, chosen.notes, strict=True):
+            curve = notes["validation_h"]
+            assert len(curve) == 5
+            assert notes["classifier_epochs"] == (1 + int(np.argmax(curve)) if any(curve) else 5)
+            epochs[name] = notes["classifier_epochs"]
+        for task in chosen.record["stream"]["tasks"]:
+            # Classes 3 and 7 of 2, 3, 4, 6, 7 are held out whole; of the others a fifth of their 10 training rows.
+            assert task["unseen"] == [1, 4]
+            assert task["images"] == {"train": 24, "validation": 6 + 20, "test": 26}
+            assert task["sha256"]["validation"] == task["sha256"]["test"]
         result = read_result(root / "small" / method / "fixed")
         assert result.settings["options"]["classifier"]["epochs"] == epochs
+        assert result.settings["classifier_epochs"] == "validation"
         assert {name: n["classifier_epochs"] for name, n in zip(result.tasks, result.notes, strict=True)} == epochs
     (summary,) = done.events("summary")
     assert [(m["method"], m["measure"]) for m in summary["methods"]] == [("sft", "H"), ("rkr", "H")]
 
     again = server.cli(*words(recipe, "a"))
     assert again.wait() == 0, again.stderr
-    assert [event["already"] for event in again.events("finished")] == [True] * 3
+    assert [event["already"] for event in again.events("finished")] == [True] * 4
     assert not again.events("epochend")
     assert again.events("summary") == done.events("summary")
 
@@ -147,12 +147,12 @@ def test_workers_and_seeds(server: Server, recipe: Path) -> None:
     assert one.wait() == 0, one.stderr
     assert two.wait(110) == 0, two.stderr
     found = {}
-    for name in ("small/rkr/first-TWO", "small/rkr/first-TWO-seed-1", "small-validation/original/fixed"):
+    for name in ("small/rkr/first-TWO", "small/rkr/first-TWO-seed-1", "small-validation/rkr/first-TWO"):
         found[name] = outcome(recipe.parent / "1" / name)
         assert found[name] == outcome(recipe.parent / "2" / name)
     assert len({files["results.jsonl"] for files in found.values()}) == 3
-    # The numbers were chosen once, for all orders and seeds.
-    assert not (recipe.parent / "1" / "small-validation" / "original" / "fixed-seed-1").exists()
+    # The numbers were chosen once, for all seeds.
+    assert not (recipe.parent / "1" / "small-validation" / "rkr" / "first-TWO-seed-1").exists()
     first, second = (read_result(recipe.parent / "1" / name) for name in list(found)[:2])
     assert first.settings["options"]["classifier"] == second.settings["options"]["classifier"]
     assert first.tasks == second.tasks == ("TWO", "ONE")
@@ -184,7 +184,9 @@ def test_a_method_without_classifiers_needs_no_validation_run(recipe: Path) -> N
     assert result.measure == "H"
     assert result.unchanged == (True, True)
     assert "classifier" not in result.settings["options"]
-    assert plan(recipe, methods=("ridge", "sft")).before is not None
+    before = plan(recipe, methods=("ridge", "sft")).before
+    assert before is not None
+    assert before.methods == ("sft",)
 
 
 def plan(recipe: Path, **changes: Any) -> Plan:
@@ -197,8 +199,8 @@ def test_what_comes_before(recipe: Path) -> None:
     made = plan(recipe, epochs=1, limit=4, seeds=(3, 4), orders=("first-TWO",), methods=("rkr", "sft"))
     before = made.before
     assert before is not None
-    assert before.jobs == [("original", "fixed", 0)]
-    assert before.folder(before.jobs[0]) == made.out / "small-validation-1-epochs-limit-4" / "original" / "fixed"
+    assert before.jobs == [("rkr", "first-TWO", 0), ("sft", "first-TWO", 0)]
+    assert before.folder(before.jobs[0]) == made.out / "small-validation-1-epochs-limit-4" / "rkr" / "first-TWO"
     assert before.before is None
     recipe.write_text(RECIPE.replace("longest = 5", "longest = 2").replace("[stream]", "[stream]\nfirst = 1"))
     first = plan(recipe, epochs=1, orders=("fixed", "first-TWO"), methods=("sft",))
@@ -234,7 +236,7 @@ def test_ctrl_c_in_the_validation_run_stops_all(recipe: Path, monkeypatch: pytes
     made = plan(recipe)
     events: list[Any] = []
     assert not run_plan(made, How(accelerator="cpu", threads=1), events.append)
-    assert {event.run for event in events} == {"small-validation original fixed"}
+    assert {event.run for event in events} == {"small-validation rkr fixed"}
     assert not made.root.exists()
     monkeypatch.undo()
     assert run_plan(made, How(accelerator="cpu", threads=1), events.append)
@@ -266,7 +268,7 @@ def test_real_data(server: Server, tmp_path: Path) -> None:
         final = result.measures[name][-1]
         assert [row[-1] for row in result.measures[name]] == list(final)
     epochs = result.settings["options"]["classifier"]["epochs"]
-    chosen = read_result(tmp_path / "gzsl-local-validation-1-epochs-limit-2" / "original" / "fixed")
+    chosen = read_result(tmp_path / "gzsl-local-validation-1-epochs-limit-2" / "rkr" / "fixed")
     assert epochs == {n: notes["classifier_epochs"] for n, notes in zip(chosen.tasks, chosen.notes, strict=True)}
     again = server.cli(*command)
     assert again.wait() == 0, again.stderr

@@ -254,6 +254,20 @@ def test_zero_shot_tasks(made):
         zero_shot_cells([zero_shot(made, order="fixed"), zero_shot(made, other, order="first-CUB")])
 
 
+def test_epochs_chosen_by_one_rule_may_differ_between_methods(made):
+    first = {**ZERO_SHOT, "classifier_epochs": "validation"}
+    second = {
+        **changed("options.classifier.epochs", {"APY": 20, "CUB": 50}, ZERO_SHOT),
+        "classifier_epochs": "validation",
+    }
+    runs = [zero_shot(made, first, order="fixed"), zero_shot(made, second, method="sft", order="fixed")]
+    require_one_protocol(runs)
+    assert protocol(runs[0]).fields["classifier.epochs"] == "the best on validation classes"
+    require_one_protocol([*runs, zero_shot(made, {**ZERO_SHOT, "options": {}}, method="ridge", order="fixed")])
+    with pytest.raises(UsageError, match=r"classifier\.epochs"):
+        require_one_protocol([runs[0], zero_shot(made, method="lzsl", order="fixed")])
+
+
 def test_a_method_without_a_classifier_is_compared_with_those_that_have_one(made):
     ridge = zero_shot(made, {**ZERO_SHOT, "options": {}}, method="ridge", order="fixed")
     short = zero_shot(made, order="fixed")

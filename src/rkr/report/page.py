@@ -168,13 +168,21 @@ def _zero_shot(runs: Sequence[Result]) -> list[str]:
     header = ["method", *next(iter(cells.values()))]
     rows = [[method, *map(with_deviation, row.values())] for method, row in cells.items()]
     lines = ["", "After the last task, the mean over runs (and their standard deviation):", "", *_table(header, rows)]
-    classifiers = (run.settings["options"].get("classifier") for run in runs)
-    epochs = next((found["epochs"] for found in classifiers if found), None)  # ridge regression has none
-    if epochs is not None:
-        chosen = ", ".join(f"{name} {n}" for name, n in epochs.items()) if isinstance(epochs, dict) else str(epochs)
-        said = "those with the best H on these tests" if chosen == "validation" else chosen
-        lines += ["", f"Epochs of the classifiers: {said}."]
+    epochs: dict[str, list[str]] = {}  # in words -> the methods that have them; ridge regression has none
+    for run in runs:
+        if classifier := run.settings["options"].get("classifier"):
+            methods = epochs.setdefault(_epochs(classifier["epochs"]), [])
+            methods += [run.method] if run.method not in methods else []
+    if epochs:
+        parts = [said if len(epochs) == 1 else f"{', '.join(methods)}: {said}" for said, methods in epochs.items()]
+        lines += ["", f"Epochs of the classifiers: {'; '.join(parts)}."]
     return lines
+
+
+def _epochs(epochs: Mapping[str, int] | int | str) -> str:
+    if epochs == "validation":
+        return "those with the best H on these tests"
+    return ", ".join(f"{name} {n}" for name, n in epochs.items()) if isinstance(epochs, Mapping) else str(epochs)
 
 
 def _commit(run: Result) -> str:

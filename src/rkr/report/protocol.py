@@ -180,11 +180,13 @@ def _fields(result: Result) -> dict[str, Any]:
         classifier = {**CLASSIFIER, **_part(options, "classifier")}
         if isinstance(classifier["epochs"], Mapping) or type(classifier["epochs"]) is int:
             del classifier["longest"]  # decides nothing where the epochs are given
+        if settings.get("classifier_epochs") == "validation":  # by one rule, though numbers differ between methods
+            classifier["epochs"] = "the best on validation classes"
         fields |= {f"{CLASSIFIERS}{name}": value for name, value in classifier.items()}
     fields["evaluation.measures"] = list(result.measures)
     fields["evaluation.task"] = "given"
     fields["precision"] = settings.get("precision", PRECISION)
-    known = (*OTHER, "stream", "network", "training", "precision")
+    known = (*OTHER, "stream", "network", "training", "precision", "classifier_epochs")
     return fields | {name: value for name, value in settings.items() if name not in known}
 
 
