@@ -671,11 +671,16 @@ def test_one_step_on_real_networks(network: str) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"l1": -1.0}, {"l2": -1.0}, {"tolerance": -0.1}, {"consolidate": -1}, {"consolidate": 2.5}, {"clusters": 0}],
+    [{"l1": -1.0}, {"l2": -1.0}, {"tolerance": -0.1}, {"consolidate": -1}, {"clusters": 0}],
 )
 def test_bad_numbers_are_named(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=f"clusters at least 1.*{next(iter(options.values()))}"):
         apd(**options)
+
+
+def test_parts_of_a_task_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"consolidate must be a whole number, not 2\.5"):
+        apd(consolidate=2.5)
 
 
 def test_bad_start_is_named() -> None:

@@ -112,10 +112,10 @@ class Apd(Changed):
         clusters: int = 2,
         tolerance: float = 1e-2,
     ) -> None:
-        if min(l1, l2, tolerance, consolidate) < 0 or clusters < 1 or consolidate % 1 or clusters % 1:
+        if min(l1, l2, tolerance, consolidate) < 0 or clusters < 1:
             raise UsageError(
-                "l1, l2, tolerance and consolidate must be at least 0, clusters at least 1, the last two in whole "
-                f"numbers, not {l1}, {l2}, {tolerance}, {consolidate}, {clusters}"
+                "l1, l2, tolerance and consolidate must be at least 0, clusters at least 1, "
+                f"not {l1}, {l2}, {tolerance}, {consolidate}, {clusters}"
             )
         if init not in INITS:
             raise UsageError(f"init must be {' or '.join(map(repr, INITS))}, not {init!r}")
