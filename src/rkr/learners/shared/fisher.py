@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from rkr.learners.learner import ReadSamples, evaluating
 
 ESTIMATORS = ("exact", "sampled", "empirical", "batched")
 AT_ONCE = 128 * 3072  # numbers of samples that go through the network at once: 128 images of CIFAR
-FEWEST = 32  # samples that do, however large
+FEWEST, MOST = 32, 1024  # samples that do, however large or small
 IN_CACHE = 1 << 20  # numbers that a convolution may spread its inputs into
 TRIED = 4  # samples on which fast ways are held against a loop over samples
 
@@ -61,15 +61,13 @@ def fisher(
     own, of_own = [parameters[i] for i in trained], [sums[i] for i in trained]
     seen, ways = 0, None
     with evaluating(network):
-        for x, y in samples() if limit is None else _drawn(samples, limit):
-            labels = y - start
+        batches = samples() if limit is None else _drawn(samples, limit)
+        for x, y in batches if estimator == "batched" else _regrouped(batches):
             if estimator == "batched":
-                _add_batched(network, own, x, labels, of_own)
+                _add_batched(network, own, x, y - start, of_own)
             else:
                 ways = ways or _find_ways(network, own, x[:TRIED])
-                some = max(FEWEST, AT_ONCE // x[0].numel())
-                for part, each in zip(x.split(some), labels.split(some), strict=True):
-                    _add(network, own, ways, part, each, estimator, of_own)
+                _add(network, own, ways, x, y - start, estimator, of_own)
             seen += len(x)
     return [total / max(seen, 1) for total in sums]
 
@@ -82,6 +80,24 @@ def _drawn(samples: ReadSamples, limit: int) -> Iterator[tuple[Tensor, Tensor]]:
         first += len(y)
         if len(rows):
             yield x[rows], y[rows]
+
+
+def _regrouped(batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+    """The same samples, as many at once as their size allows: batches of training are too small, or too large."""
+    held: list[tuple[Tensor, Tensor]] = []
+    for batch in batches:
+        held.append(batch)
+        some = min(MOST, max(FEWEST, AT_ONCE // batch[0][0].numel()))
+        if sum(len(y) for _, y in held) >= some:
+            yield from _parts(held, some)
+            held = []
+    if held:
+        yield from _parts(held, some)
+
+
+def _parts(batches: Sequence[tuple[Tensor, Tensor]], size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    x, y = torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
+    return zip(x.split(size), y.split(size), strict=True)
 
 
 def _add_batched(
@@ -315,14 +331,7 @@ def _squares(layer: nn.Module, x: Tensor, g: Tensor) -> list[tuple[Tensor, Tenso
         if layer.bias is not None:
             found.append((layer.bias, of_bias.square().sum(0)))
     elif isinstance(layer, nn.Conv2d):
-        some = max(1, IN_CACHE // (g[0, 0].numel() * layer.weight[0].numel()))  # samples at a time
-        square = layer.weight.new_zeros(layer.out_channels, layer.weight[0].numel())
-        for own, of_output in zip(x.split(some), g.split(some), strict=True):
-            outputs = of_output.permute(0, 2, 3, 1).flatten(1, 2)  # (B, P, O)
-            of_weight = outputs.transpose(1, 2) @ _windows(layer, own)  # (B, O, h w I)
-            square += of_weight.square().sum(0)
-        shape = (-1, *layer.kernel_size, layer.in_channels)
-        found.append((layer.weight, square.view(shape).permute(0, 3, 1, 2)))
+        found.append((layer.weight, _squares_of_kernel(layer, x, g)))
         if layer.bias is not None:
             found.append((layer.bias, g.sum((2, 3)).square().sum(0)))
     else:
@@ -340,12 +349,31 @@ def _squares(layer: nn.Module, x: Tensor, g: Tensor) -> list[tuple[Tensor, Tenso
     return found
 
 
-def _windows(layer: nn.Conv2d, x: Tensor) -> Tensor:
-    """What each position of a convolution sees, (B, P, h w I). Channels come last: twice as fast as `F.unfold`."""
+def _squares_of_kernel(layer: nn.Conv2d, x: Tensor, g: Tensor) -> Tensor:
+    """Σ_b of the squared gradient of a kernel, (O, I, h, w).
+
+    Inputs are spread over a row of the kernel only, (B, H, W', w I) with channels last; what the rows of the kernel see
+    are slices of that. To spread them over the whole kernel would write `h` times as much.
+    """
+    (high, wide), step, height = layer.kernel_size, layer.stride[0], g.shape[2]
+    square = layer.weight.new_zeros(high, layer.out_channels, wide * layer.in_channels)
+    some = max(1, IN_CACHE // (x.shape[2] * g.shape[3] * square.shape[2]))  # samples at a time
+    for own, of_output in zip(x.split(some), g.split(some), strict=True):
+        rows = _spread_over_rows(layer, own)
+        outputs = of_output.permute(0, 2, 3, 1).flatten(1, 2).transpose(1, 2)  # (B, O, P)
+        for h, into in enumerate(square):
+            first = h * layer.dilation[0]
+            seen = rows[:, first : first + step * (height - 1) + 1 : step].flatten(1, 2)  # (B, P, w I)
+            into += (outputs @ seen).square_().sum(0)
+    return square.unflatten(2, (wide, layer.in_channels)).permute(1, 3, 0, 2)
+
+
+def _spread_over_rows(layer: nn.Conv2d, x: Tensor) -> Tensor:
+    """What a row of the kernel sees at each position of a row of the output, (B, H, W', w I)."""
     x = F.pad(x.permute(0, 2, 3, 1), [0, 0, *_padding(layer)]).contiguous()
-    for axis, (size, apart, step) in enumerate(zip(layer.kernel_size, layer.dilation, layer.stride, strict=True), 1):
-        x = x.unfold(axis, apart * (size - 1) + 1, step)[..., ::apart]  # (B, H', W', I, h, w) at last
-    return x.permute(0, 1, 2, 4, 5, 3).flatten(3).flatten(1, 2)
+    apart = layer.dilation[1]
+    x = x.unfold(2, apart * (layer.kernel_size[1] - 1) + 1, layer.stride[1])[..., ::apart]  # (B, H, W', I, w)
+    return x.transpose(3, 4).flatten(3).contiguous()
 
 
 def _padding(layer: nn.Conv2d) -> list[int]:
