@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors import SafetensorError
 
 from rkr.errors import FileError, UsageError
@@ -16,16 +17,17 @@ if TYPE_CHECKING:
 
 
 def load_learner(run: str | os.PathLike[str]) -> Learner:
-    """What a run on images, of any method, has learned so far, in evaluation mode.
+    """What a run, of any method but `ridge`, has learned so far, in evaluation mode.
 
     `learner.predict(x, number)` gives logits over the classes of task `number` (0, 1, ...), `learner.infer(x)` answers
-    without being told the task; `learner.seen` has the names of tasks and classes. Inputs are normalised as in the
-    run: "mean" and "std" of "stream" in its run.json.
+    without being told the task; `learner.seen` has the names of tasks and classes. Images are normalised as in the
+    run: "mean" and "std" of "stream" in its run.json. Features for zero-shot tasks, as `rkr features` writes them, are
+    scaled by the learner: `learner.predict(learner.scaled(x, number), number)`.
 
     Args:
         run: Its folder, such as "runs/digits/ewc/fixed".
     """
-    from rkr.learners import METHODS
+    from rkr.learners import METHODS, ZERO_SHOT_METHODS
     from rkr.learners.learner import SeenTask
     from rkr.recipes.messages import in_words
     from rkr.recipes.settings import NetworkSettings
@@ -33,20 +35,24 @@ def load_learner(run: str | os.PathLike[str]) -> Learner:
 
     folder = Path(run)
     result = read_result(folder)
-    settings, tasks = result.settings, result.record["stream"]["tasks"][: result.done]
-    if result.measure != "accuracy" or settings.get("learner") not in METHODS:
-        raise UsageError(f"{folder}: only the package's methods for images can be loaded, not {result.method!r}")
+    stream = result.record["stream"]
+    settings, tasks = result.settings, stream["tasks"][: result.done]
+    methods = METHODS if result.measure == "accuracy" else ZERO_SHOT_METHODS
+    if settings.get("learner") not in methods or settings["learner"] == "ridge":
+        raise UsageError(
+            f"{folder}: only the package's methods that train a network can be loaded, not {result.method!r}"
+        )
     if not tasks:
         raise UsageError(f"{folder} has learned no task yet: go on with the command that began it")
     with in_words(NetworkSettings, str(folder / "run.json")):
         network = NetworkSettings.model_validate(settings.get("network"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tasks are added before anything is trained: the values come after
-        learner = METHODS[settings["learner"]].build(network.build, network.head, **settings["options"])
-        learner.expects([len(task["class_names"]) for task in result.record["stream"]["tasks"]])
+        learner = methods[settings["learner"]].build(network.build, network.head, **settings["options"])
+        learner.expects([len(task["class_names"]) for task in stream["tasks"]])
         start = 0
         for number, task in enumerate(tasks):
-            learner.begin(SeenTask(number, task["name"], tuple(task["class_names"]), start))
+            learner.begin(SeenTask(number, task["name"], tuple(task["class_names"]), start, **_zero_shot(task, stream)))
             start += len(task["class_names"])
         try:
             learner.restore(folder / "model")
@@ -54,3 +60,12 @@ def load_learner(run: str | os.PathLike[str]) -> Learner:
             why = str(error).partition("\n")[0]
             raise FileError(f"{folder / 'model'} cannot be read, or is not of this run: {why}") from error
     return learner.eval()
+
+
+def _zero_shot(task: dict[str, Any], stream: dict[str, Any]) -> dict[str, Any]:
+    """The fields that only zero-shot tasks have. Tensors have the right shapes: their values come with the state."""
+    if "attributes" not in task:
+        return {}
+    shape = stream["input_shape"]
+    scaling = torch.zeros(shape), torch.ones(shape)
+    return {"attributes": torch.zeros(task["attributes"]), "unseen": tuple(task["unseen"]), "scaling": scaling}

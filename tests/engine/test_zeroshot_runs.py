@@ -8,14 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import Server
-from scipy.io import savemat  # type: ignore[import-untyped]
+from scipy.io import loadmat, savemat  # type: ignore[import-untyped]
 from small_zeroshot import outcome
 
+import rkr
 from rkr import experiments
 from rkr.engine.run import Run
 from rkr.errors import UsageError
 from rkr.experiments import How, Plan, run_plan
+from rkr.learners.zeroshot.learner import ZeroShot
 from rkr.recipes import load_recipe
 from rkr.report import read_result
 
@@ -137,6 +140,53 @@ def test_the_validation_run_comes_first(server: Server, recipe: Path) -> None:
     assert [event["already"] for event in again.events("finished")] == [True] * 4
     assert not again.events("epochend")
     assert again.events("summary") == done.events("summary")
+
+
+@pytest.mark.parametrize("method", ["rkr", "base", "original", "l2", "lzsl"])
+@pytest.mark.parametrize("scaler", ["train", "none"])
+def test_a_loaded_learner_answers_about_features_as_they_come(recipe: Path, method: str, scaler: str) -> None:
+    text = recipe.read_text().replace("[methods.sft]", f"[methods.{method}]" if method != "rkr" else "[methods.sft]")
+    text = text.replace('kind = "zero-shot"', f'kind = "zero-shot"\nscaler = "{scaler}"')
+    recipe.write_text(text.replace("[classifier]", "[classifier]\nepochs = 3"))
+    plan = Plan(
+        load_recipe(str(recipe)),
+        str(recipe),
+        (method,),
+        ("fixed",),
+        recipe.parent / "runs",
+        data=str(recipe.parent / "data"),
+    )
+    assert run_plan(plan, How(threads=1), lambda _: None)
+    folder = plan.folder(plan.jobs[0])
+    learner, result = rkr.load_learner(folder), read_result(folder)
+    assert isinstance(learner, ZeroShot)
+    assert [task.name for task in learner.seen] == list(NAMES)
+    for number, name in enumerate(NAMES):
+        raw = loadmat(recipe.parent / "data" / name / "res101.mat")
+        splits = loadmat(recipe.parent / "data" / name / "att_splits.mat")
+        x, y = torch.from_numpy(raw["features"].T).float(), torch.from_numpy(raw["labels"][:, 0]).long() - 1
+        assert (float(x.min()) < 0) or (float(x.max()) > 1)  # as they come
+        for part, key in (("test_seen_loc", "S"), ("test_unseen_loc", "U")):
+            rows = torch.from_numpy(splits[part][:, 0]).long() - 1
+            with torch.no_grad():
+                hits = learner.predict(learner.scaled(x[rows], number), number).argmax(1) == y[rows]
+            each = [float(hits[y[rows] == label].float().mean()) for label in y[rows].unique()]
+            assert np.mean(each) == pytest.approx(result.measures[key][-1][number], abs=1e-6)
+
+
+def test_ridge_is_not_loaded(recipe: Path) -> None:
+    recipe.write_text(recipe.read_text().replace("[methods.sft]", "[methods.ridge]"))
+    plan = Plan(
+        load_recipe(str(recipe)),
+        str(recipe),
+        ("ridge",),
+        ("fixed",),
+        recipe.parent / "runs",
+        data=str(recipe.parent / "data"),
+    )
+    assert run_plan(plan, How(threads=1), lambda _: None)
+    with pytest.raises(UsageError, match="only the package's methods that train a network can be loaded, not 'ridge'"):
+        rkr.load_learner(plan.folder(plan.jobs[0]))
 
 
 @pytest.mark.slow  # workers start up for longer than they compute

@@ -241,8 +241,10 @@ class Loop:
         training = self.experiment.stream.tasks[number].training
         start = sum(task.classes for task in self._learner.seen)
         self._seed("task", number)
-        attributes = None if training.attributes is None else training.attributes.to(self.fabric.device)
-        seen = SeenTask(number, training.name, training.class_names, start, attributes, training.unseen)
+        device = self.fabric.device
+        attributes = None if training.attributes is None else training.attributes.to(device)
+        scaling = None if training.scaling is None else (training.scaling[0].to(device), training.scaling[1].to(device))
+        seen = SeenTask(number, training.name, training.class_names, start, attributes, training.unseen, scaling)
         self._learner.begin(seen)
 
     def _adopt(self, spot: Spot, candidate: Any) -> None:

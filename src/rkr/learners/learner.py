@@ -62,6 +62,7 @@ class SeenTask:
     start: int
     attributes: Tensor | None = None  # (C, A): what is known of the classes besides samples, in zero-shot learning
     unseen: tuple[int, ...] = ()  # classes without training samples, counted within the task
+    scaling: tuple[Tensor, Tensor] | None = None  # (D,) each: what was taken from features, and what divided them
 
     @property
     def classes(self) -> int:

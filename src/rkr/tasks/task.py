@@ -195,6 +195,9 @@ class Training:
     validation: Samples | None = None
     attributes: Tensor | None = None  # float32 (C, A), a row for each class
     unseen: tuple[int, ...] = ()
+    scaling: tuple[Tensor, Tensor] | None = (
+        None  # (D,) each: what was taken from the features, and by what they were divided
+    )
 
     def __post_init__(self) -> None:
         for what, part in (("train", self.train), ("validation", self.validation)):

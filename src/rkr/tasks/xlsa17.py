@@ -180,20 +180,18 @@ def _task(source: ZeroShotSource, scaler: str) -> Task:
     train = source.features[source.trainval]
     rows = torch.cat((source.test_seen, source.test_unseen))
     test = source.features[rows]
-    if scaler == "train":
-        low, width = _extent(train)
-        for part in (train, test):
-            part.sub_(low).div_(width)
-    elif scaler == "each":
-        for part in (train, test[: len(source.test_seen)], test[len(source.test_seen) :]):
-            low, width = _extent(part)
-            part.sub_(low).div_(width)
+    scaling = (torch.zeros_like(train[0]), torch.ones_like(train[0])) if scaler == "none" else _extent(train)
+    parts = (test[: len(source.test_seen)], test[len(source.test_seen) :])
+    scalings = [_extent(part) if scaler == "each" else scaling for part in parts]
+    for part, (low, width) in zip((train, *parts), (scaling, *scalings), strict=True):
+        part.sub_(low).div_(width)
     training = Training(
         source.name,
         source.class_names,
         Features(train, source.labels[source.trainval]),
         attributes=source.attributes,
         unseen=source.unseen,
+        scaling=scaling,
     )
     return Task(training, Features(test, source.labels[rows]))
 

@@ -105,6 +105,8 @@ class ZeroShot(Learner):
         self.classifiers.append(nn.Linear(self.vae.latent, task.classes).to(device))
         for done in (*self.attribute_vaes[:-1], *self.classifiers):
             done.requires_grad_(False)
+        for name, value in zip(("low", "width"), task.scaling or (), strict=False):
+            self.register_buffer(f"{name}_{task.number}", value.clone())
 
     @property
     def attribute_vae(self) -> AttributeVae:
@@ -145,6 +147,12 @@ class ZeroShot(Learner):
 
     def predict(self, x: Tensor, number: int) -> Tensor:
         return self.classifiers[number](self.encode(x, number)[0])
+
+    def scaled(self, x: Tensor, number: int) -> Tensor:
+        """Features as a feature extractor gives them, made what `predict` takes: by the task's training features."""
+        if self.seen[number].scaling is None:
+            return x
+        return (x - self.get_buffer(f"low_{number}")) / self.get_buffer(f"width_{number}")
 
     def capacity(self) -> Capacity:
         """Of the encoder of images, which is all that the paper counts; bytes are of classifiers too."""

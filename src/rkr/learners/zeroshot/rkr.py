@@ -79,3 +79,6 @@ class ZeroShotRkr(ZeroShot):
         """The encoders as a model folder for `rkr.load`, one file a task; attribute encoders and classifiers beside."""
         self.model.save(folder)
         Learner.export(self, folder / "learner")
+
+    def restore(self, folder: Path) -> None:
+        Learner.restore(self, folder / "learner")
