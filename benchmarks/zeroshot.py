@@ -46,6 +46,7 @@ def stepper(method: str, tasks: int, fused: bool, encoder: bool = True, **option
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         learner.loss(x, y).loss.backward()
+        learner.before_step(optimizer)
         optimizer.step()
 
     return step

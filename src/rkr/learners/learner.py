@@ -145,6 +145,7 @@ class Learner(nn.Module):
         super().__init__()
         self.make, self.head = make, head
         self.seen: list[SeenTask] = []
+        self.batch = 0  # samples of the batch at hand, those of other processes among them; 0: all are in `loss`
 
     # -- hooks --------------------------------------------------------------------------------------------
 
