@@ -15,6 +15,7 @@ from rkr.experiments import How
 from rkr.learners import METHODS, ZERO_SHOT_METHODS
 from rkr.recipes import list_recipes, load_recipe
 from rkr.recipes.write import recipe_text, toml_text
+from rkr.report.results import find_results
 from rkr.tune import as_good, at_an_edge, outcome, parsed_grid, run_search, search_plan, tuning, write_chosen
 
 if sys.version_info >= (3, 11):
@@ -131,6 +132,7 @@ def test_a_value_that_diverges_is_left_out(
     workers: str, tmp_path: Path, command: Callable[..., tuple[int, str, str]]
 ) -> None:
     words = ["tune", "digits", "--method", "lwf", "--tasks", "2", "--epochs", "1", "--threads", "1", "--json"]
+    words += ["--limit", "30"]
     words += ["--grid", "strength=0.1,1e30", "--workers", workers, "--out", str(tmp_path)]
     code, out, _ = command(*words)
     assert code == 0
@@ -138,6 +140,11 @@ def test_a_value_that_diverges_is_left_out(
     assert event["chosen"] == {"strength": 0.1}
     assert event["diverged"] == ["lwf-strength-1e30"]
     assert list(event["tried"]) == ["lwf-strength-0.1"]
+    for run in find_results(tmp_path / "digits-tune-lwf-2-tasks"):  # the one that diverged too
+        counts = [task["images"] for task in run.record["stream"]["tasks"]]
+        assert all(count["train"] <= 60 for count in counts)
+    (chosen,) = tmp_path.glob("*/chosen-1-epochs-limit-30-fixed.toml")
+    assert "1 epochs a task, 30 samples of a class:" in chosen.read_text()
 
 
 def test_the_best_is_written(tmp_path: Path) -> None:
@@ -152,6 +159,7 @@ def test_the_best_is_written(tmp_path: Path) -> None:
     assert "# si-strength-2: 91.50\n# si-strength-0.5: 80.00\n# si-strength-0.1: training diverged\n" in text
     assert "# strength: the best value is at the edge of what was tried\n" in text
     assert search.chosen(search_plan(search, None, None, None)).name == "chosen-fixed.toml"
+    assert search.chosen(search_plan(search, None, 5, None, 20)).name == "chosen-5-epochs-limit-20-fixed.toml"
 
 
 def test_a_best_value_at_the_edge_of_the_grid(tmp_path: Path) -> None:

@@ -399,6 +399,7 @@ def tune(
     ] = None,
     order: Annotated[str | None, typer.Option(help="The order of tasks. The recipe's first by default.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Another length of the schedule, its steps in proportion.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Training samples of each class, at most.")] = None,
     data: Annotated[str | None, typer.Option(help="Where data sets lie. $RKR_DATA or the user's cache else.")] = None,
     out: Annotated[Path, typer.Option(help="Where results go.")] = Path("runs"),
     workers: Annotated[int, typer.Option(help=_WORKERS)] = 1,
@@ -413,7 +414,7 @@ def tune(
     if tasks < 1:
         raise UsageError(f"--tasks must be at least 1, not {tasks}")
     search = tuning(load_recipe(recipe), method, tasks, out, parsed_grid(grid or ()))
-    plan = search_plan(search, order, epochs, data)
+    plan = search_plan(search, order, epochs, data, limit)
     done = _watched(json_, partial(run_search, plan, How(workers, threads)))
     assert done is not None
     plan, diverged = done

@@ -46,9 +46,10 @@ class Tuning:
         return self.folder / f"{self.folder.name}.toml"
 
     def chosen(self, plan: Plan) -> Path:
-        """Where the best values are written: a file for each schedule and order."""
-        order, epochs = plan.orders[0], plan.epochs
-        words = ["chosen", *([] if epochs is None else [f"{epochs}-epochs"]), str(order)]
+        """Where the best values are written: a file for each schedule, limit and order."""
+        order, epochs, limit = plan.orders[0], plan.epochs, plan.limit
+        words = ["chosen", *([] if epochs is None else [f"{epochs}-epochs"])]
+        words += [*([] if limit is None else [f"limit-{limit}"]), str(order)]
         return self.folder / f"{'-'.join(words)}.toml"
 
 
@@ -103,13 +104,16 @@ def _tried_before(recipe: Recipe, folder: Path) -> Mapping[str, MethodSettings]:
     return earlier.methods
 
 
-def search_plan(search: Tuning, order: str | None, epochs: int | None, data: str | None) -> Plan:
+def search_plan(
+    search: Tuning, order: str | None, epochs: int | None, data: str | None, limit: int | None = None
+) -> Plan:
     """Write the recipe, so that other processes can read it, and plan its runs."""
     search.folder.mkdir(parents=True, exist_ok=True)
     write_atomic(search.file, recipe_text(search.recipe).encode())
     loaded = load_recipe(str(search.file))
     orders = choose_orders(loaded, 1 if order is None else None, () if order is None else (order,))
-    return Plan(loaded, str(search.file), tuple(search.asked), orders, search.folder, epochs=epochs, data=data)
+    methods = tuple(search.asked)
+    return Plan(loaded, str(search.file), methods, orders, search.folder, epochs=epochs, limit=limit, data=data)
 
 
 def run_search(plan: Plan, how: How, watch: Watch) -> tuple[Plan, list[str]] | None:
@@ -149,7 +153,7 @@ def write_chosen(search: Tuning, plan: Plan, found: Mapping[str, float], diverge
     training = plan.recipe.training if plan.epochs is None else plan.recipe.training.scaled_to(plan.epochs)
     header = [
         f"# Chosen on validation samples of the first {plan.recipe.stream.first} tasks, order {plan.orders[0]}, "
-        f"{training.epochs} epochs a task:",
+        f"{training.epochs} epochs a task{'' if plan.limit is None else f', {plan.limit} samples of a class'}:",
         "# mean over tasks after the last one, in %.",
         *(f"# {name}: {value:.2f}" for name, value in found.items()),
         *(f"# {name}: training diverged" for name in diverged),
