@@ -21,10 +21,11 @@ from rkr.learners.ewc import Ewc
 from rkr.learners.l2t import L2Transfer
 from rkr.learners.learner import Outcome, ReadSamples, SeenTask
 from rkr.learners.lwf import Lwf
-from rkr.learners.progress_compress import Lateral, ProgressCompress
+from rkr.learners.progress_compress import ProgressCompress
 from rkr.learners.shared.anchor import Anchor, departure
 from rkr.learners.shared.distillation import distilled, imitated
 from rkr.learners.shared.fisher import ESTIMATORS, fisher
+from rkr.learners.shared.lateral import Lateral, Laterals
 from rkr.learners.shared.one_network import OneNetwork, TaskNorm
 from rkr.learners.si import SynapticIntelligence
 
@@ -792,6 +793,31 @@ def test_lateral_by_hand() -> None:
     assert small.shape[1] == 2
     expected = F.conv2d(small, side.into.weight, stride=2, padding=1) * side.scale.view(1, 6, 1, 1)
     torch.testing.assert_close(side(h), expected)
+
+
+class Again(nn.Module):
+    """Calls a layer two times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.again, self.fc = nn.Linear(5, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.again(torch.tanh(self.again(self.first(x)))))
+
+
+def test_a_layer_that_is_called_twice_is_helped_by_the_same_call() -> None:
+    torch.manual_seed(0)
+    active, helper, x = Again(), Again(), torch.randn(3, 5)
+    laterals = Laterals(active, "fc", reduction=2)
+    assert list(laterals) == ["again"]
+    lateral = laterals["again"]
+    one = helper.first(x)
+    two = torch.tanh(helper.again(one))
+    h = torch.tanh(active.again(active.first(x)) + lateral(one))
+    expected = active.fc(active.again(h) + lateral(two))
+    torch.testing.assert_close(laterals.answer(active, helper, x), expected)
+    torch.testing.assert_close(helper(x), helper.fc(helper.again(two)))  # nothing is left behind
 
 
 def test_every_task_has_an_active_column_of_its_own() -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -17,37 +15,8 @@ from rkr.learners.learner import MakeNetwork, Outcome, Phase, ReadSamples, SeenT
 from rkr.learners.shared.anchored import Anchored
 from rkr.learners.shared.distillation import imitated
 from rkr.learners.shared.fisher import fisher
+from rkr.learners.shared.lateral import Laterals
 from rkr.learners.shared.one_network import put_task_head
-
-
-class Lateral(nn.Module):
-    """What a layer of the active column takes from the knowledge base: α ⊙ U ReLU(V h + c) (equation 1).
-
-    h is what goes into the same layer of the knowledge base; V reduces its width, U has the form of the layer, and α is
-    a factor for each of its outputs, at first small.
-    """
-
-    def __init__(self, layer: nn.Module, reduction: int) -> None:
-        super().__init__()
-        self.reduce: nn.Module
-        self.into: nn.Module
-        if isinstance(layer, nn.Conv2d):
-            width = max(1, layer.in_channels // reduction)
-            self.reduce = nn.Conv2d(layer.in_channels, width, 1)
-            shape: Any = {"stride": layer.stride, "padding": layer.padding, "dilation": layer.dilation}
-            self.into = nn.Conv2d(width, layer.out_channels, layer.kernel_size, bias=False, **shape)  # type: ignore[arg-type]
-            size: tuple[int, ...] = (layer.out_channels, 1, 1)
-        else:
-            assert isinstance(layer, nn.Linear)
-            width = max(1, layer.in_features // reduction)
-            self.reduce = nn.Linear(layer.in_features, width)
-            self.into = nn.Linear(width, layer.out_features, bias=False)
-            size = (layer.out_features,)
-        self.scale = nn.Parameter(torch.empty(size).uniform_(0, 0.1))
-        self.to(layer.weight)
-
-    def forward(self, h: Tensor) -> Tensor:
-        return self.scale * self.into(F.relu(self.reduce(h)))
 
 
 class ProgressCompress(Anchored):
@@ -92,7 +61,7 @@ class ProgressCompress(Anchored):
             raise UsageError(f"reduction must be at least 1, not {reduction!r}")
         self.gamma, self.reduction = gamma, reduction
         self.active: nn.Module = nn.Identity()
-        self.laterals = nn.ModuleDict()
+        self.laterals = Laterals(nn.Identity(), head, reduction)  # the first task has none
         self.register_module("helper", None)
         self._phase = "progress"
 
@@ -103,10 +72,8 @@ class ProgressCompress(Anchored):
         super().begin(task)
         self.active = self.make()
         put_task_head(self.active, self.head).add(task.classes)
-        self.laterals = nn.ModuleDict()
         if task.number:
-            for path, layer in _sites(self.active, self.head)[1:]:  # the first layer sees the image itself
-                self.laterals[path.replace(".", "/")] = Lateral(layer, self.reduction)
+            self.laterals = Laterals(self.active, self.head, self.reduction)
 
     def phases(self) -> Sequence[Phase]:
         return (Phase("progress"), Phase("compress"))
@@ -142,43 +109,9 @@ class ProgressCompress(Anchored):
 
     def act(self, x: Tensor) -> Tensor:
         """What the active column answers, with the help of the knowledge base."""
-        if self.helper is None:
-            return self.active(x)
-        seen: dict[str, Tensor] = {}
-        handles = []
-        for column, hook in ((self.helper, _remember), (self.active, _help)):
-            for path, layer in _sites(column, self.head)[1:]:
-                key = path.replace(".", "/")
-                handles.append(layer.register_forward_hook(partial(hook, seen, key, self.laterals[key])))
-        try:
-            with torch.no_grad():
-                self.helper(x)
-            return self.active(x)
-        finally:
-            for handle in handles:
-                handle.remove()
+        return self.active(x) if self.helper is None else self.laterals.answer(self.active, self.helper, x)
 
     def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
         self.select(self.task.number)
         shared = self.shared()
         self.anchor.renew(shared, fisher(self.network, shared, train, self.task.start), self.gamma)
-
-
-def _sites(network: nn.Module, head: str) -> list[tuple[str, nn.Module]]:
-    """Convolutions and linear layers but the head, in order."""
-    kinds = (nn.Conv2d, nn.Linear)
-    inside = f"{head}."
-    found = network.named_modules()
-    return [(path, m) for path, m in found if isinstance(m, kinds) and path != head and not path.startswith(inside)]
-
-
-def _remember(
-    seen: dict[str, Tensor], key: str, lateral: nn.Module, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
-) -> None:
-    seen[key] = inputs[0].clone()  # what comes next may write into it
-
-
-def _help(
-    seen: dict[str, Tensor], key: str, lateral: nn.Module, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
-) -> Tensor:
-    return output + lateral(seen[key])
