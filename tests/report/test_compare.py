@@ -46,9 +46,9 @@ def test_two_methods(toy):
     assert rkr.to_first.left_out == ("ewc C", "rkr D")
     each, to_first = comparison_tables(found)
     assert cells(each) == [
-        ["method", "runs", "accuracy", "forgets", "capacity"],
-        ["ewc", "3", "65.00 ± 12.42", "+10.00", "102.0 %"],
-        ["rkr", "3", "81.67 ± 14.34", "0.00", "102.0 %"],
+        ["method", "runs", "accuracy", "forgets", "inferred", "capacity"],
+        ["ewc", "3", "65.00 ± 12.42", "+10.00", "32.50", "102.0 %"],
+        ["rkr", "3", "81.67 ± 14.34", "0.00", "40.83", "102.0 %"],
     ]
     assert cells(to_first) == [
         ["minus ewc", "difference", "p", "pairs", "without a partner"],

@@ -16,7 +16,7 @@ from rkr.report.protocol import Protocol, protocol, require_one_protocol
 from rkr.report.results import Result, named_apart
 from rkr.report.scan import Skipped, collect
 from rkr.report.statistics import Paired, paired
-from rkr.report.summary import COLUMNS, NOTHING, Summary, points, progress, summarise
+from rkr.report.summary import NOTHING, Summary, points, progress, summarise, summary_cells
 from rkr.report.tables import LOOK, caption, spread_json
 
 
@@ -99,19 +99,22 @@ def _names(groups: Sequence[tuple[Path, list[Result]]]) -> list[str]:
 def comparison_tables(comparison: Comparison) -> list[Table]:
     """Each by itself, then the differences to the first."""
     measure, first = comparison.measure, comparison.compared[0]
+    names = ("runs", measure, "forgets", "inferred", "incremental", "capacity")
+    found = summary_cells([one.summary for one in comparison.compared], names)
     each = Table(
         caption=caption(
             f"mean {measure} over all tasks at the end, in %, ± 95 % confidence over runs",
+            "inferred: without being told the task" if "inferred" in found else "",
+            "incremental: the mean of that after each task" if "incremental" in found else "",
             f"protocol {comparison.protocol.hash}",
         ),
         **LOOK,
     )
     each.add_column("method", overflow="fold")
-    shown = ("runs", measure, "forgets", "capacity")
-    for name in shown:
+    for name in found:
         each.add_column(name, justify="right", no_wrap=True)
-    for one in comparison.compared:
-        each.add_row(Text(one.name), *(COLUMNS[name].cell(one.summary).text for name in shown))
+    for i, one in enumerate(comparison.compared):
+        each.add_row(Text(one.name), *(column[i].text for column in found.values()))
     to_first = Table(
         caption=caption("paired over the same orders and seeds: points, ± 95 % confidence, p of the t-test"), **LOOK
     )
@@ -146,6 +149,8 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
                 "runs": list(s.runs),
                 "accuracy": spread_json(s.accuracy),
                 "forgetting": spread_json(s.forgetting),
+                "agnostic": spread_json(s.agnostic),
+                "incremental": spread_json(s.incremental),
                 "capacity": s.capacity,
                 "to_first": None
                 if found is None
