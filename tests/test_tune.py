@@ -144,7 +144,7 @@ def test_a_value_that_diverges_is_left_out(
         counts = [task["images"] for task in run.record["stream"]["tasks"]]
         assert all(count["train"] <= 60 for count in counts)
     (chosen,) = tmp_path.glob("*/chosen-1-epochs-limit-30-fixed.toml")
-    assert "1 epochs a task, 30 samples of a class:" in chosen.read_text()
+    assert "1 epochs a task, at most 30 training samples of a class:" in chosen.read_text()
 
 
 def test_the_best_is_written(tmp_path: Path) -> None:

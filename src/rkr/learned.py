@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
 def load_learner(run: str | os.PathLike[str]) -> Learner:
     """What a run, of any method but `ridge`, has learned so far, in evaluation mode.
 
-    `learner.predict(x, number)` gives logits over the classes of task `number` (0, 1, ...), `learner.infer(x)` answers
-    without being told the task; `learner.seen` has the names of tasks and classes. Images are normalised as in the
-    run: "mean" and "std" of "stream" in its run.json. Features for zero-shot tasks, as `rkr features` writes them, are
-    scaled by the learner: `learner.predict(learner.scaled(x, number), number)`.
+    `learner.predict(x, number)` gives logits over the classes of task `number` (0, 1, ...); `learner.seen` has the
+    names of tasks and classes. Images are normalised as in the run: "mean" and "std" of "stream" in its run.json;
+    `learner.infer(x)` answers about them without being told the task. Features for zero-shot tasks are scaled by the
+    learner: `learner.predict(learner.scaled(x, number), number)`.
 
     Args:
         run: Its folder, such as "runs/digits/ewc/fixed".
@@ -57,15 +58,21 @@ def load_learner(run: str | os.PathLike[str]) -> Learner:
         try:
             learner.restore(folder / "model")
         except (OSError, KeyError, RuntimeError, SafetensorError) as error:
-            why = str(error).partition("\n")[0]
+            why = " ".join(line.strip() for line in str(error).splitlines()[:2])
             raise FileError(f"{folder / 'model'} cannot be read, or is not of this run: {why}") from error
+    if any(bool(buffer.isnan().any()) for name, buffer in learner.named_buffers() if name.startswith("low_")):
+        raise FileError(
+            f"{folder} was made by an older version, which did not keep the scaling of features: run it anew"
+        )
+    learner.seen = [replace(task, attributes=None, scaling=None) for task in learner.seen]
     return learner.eval()
 
 
 def _zero_shot(task: dict[str, Any], stream: dict[str, Any]) -> dict[str, Any]:
-    """The fields that only zero-shot tasks have. Tensors have the right shapes: their values come with the state."""
+    """The fields that only zero-shot tasks have, tensors as mere shapes: `predict` needs none but the scaling, whose
+    values come with the state."""
     if "attributes" not in task:
         return {}
-    shape = stream["input_shape"]
-    scaling = torch.zeros(shape), torch.ones(shape)
-    return {"attributes": torch.zeros(task["attributes"]), "unseen": tuple(task["unseen"]), "scaling": scaling}
+    unknown = torch.full(stream["input_shape"], torch.nan)
+    attributes = torch.zeros(task["attributes"])
+    return {"attributes": attributes, "unseen": tuple(task["unseen"]), "scaling": (unknown, unknown)}

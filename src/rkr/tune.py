@@ -135,7 +135,7 @@ def run_search(plan: Plan, how: How, watch: Watch) -> tuple[Plan, list[str]] | N
 def outcome(search: Tuning, plan: Plan) -> dict[str, float]:
     """The mean accuracy (or H) over tasks at the end of each run, in percent; the best first.
 
-    Runs of earlier searches with the same schedule and order are among them.
+    Runs of earlier searches with the same schedule, limit and order are among them.
     """
     every = dataclasses.replace(plan, methods=tuple(search.points))
     folders = {job.method: every.folder(job) for job in every.jobs}
@@ -151,9 +151,10 @@ def write_chosen(search: Tuning, plan: Plan, found: Mapping[str, float], diverge
     """Write the best values as the section of a recipe, with all that was tried, and return them in words."""
     best, equal = next(iter(found)), as_good(found)
     training = plan.recipe.training if plan.epochs is None else plan.recipe.training.scaled_to(plan.epochs)
+    few = "" if plan.limit is None else f", at most {plan.limit} training samples of a class"
     header = [
         f"# Chosen on validation samples of the first {plan.recipe.stream.first} tasks, order {plan.orders[0]}, "
-        f"{training.epochs} epochs a task{'' if plan.limit is None else f', {plan.limit} samples of a class'}:",
+        f"{training.epochs} epochs a task{few}:",
         "# mean over tasks after the last one, in %.",
         *(f"# {name}: {value:.2f}" for name, value in found.items()),
         *(f"# {name}: training diverged" for name in diverged),

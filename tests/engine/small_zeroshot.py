@@ -52,6 +52,7 @@ def make_stream(tasks: int = 3, validation: bool = False) -> Stream:
             features(n, 20, every, 50 + n) if validation else None,
             attributes,
             UNSEEN[n],
+            (torch.full((8,), float(n)), torch.full((8,), n + 1.0)),
         )
         made.append(Task(training, features(n, TEST, every, 2 * n + 1)))
     order = tuple(tuple(range(1, classes + 1)) for classes in CLASSES[:tasks])

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 from conftest import Server
+from safetensors.torch import load_file, save_file
 from scipy.io import loadmat, savemat  # type: ignore[import-untyped]
 from small_zeroshot import outcome
 
 import rkr
 from rkr import experiments
 from rkr.engine.run import Run
-from rkr.errors import UsageError
+from rkr.errors import FileError, UsageError
 from rkr.experiments import How, Plan, run_plan
 from rkr.learners.zeroshot.learner import ZeroShot
 from rkr.recipes import load_recipe
@@ -147,7 +148,8 @@ def test_the_validation_run_comes_first(server: Server, recipe: Path) -> None:
 def test_a_loaded_learner_answers_about_features_as_they_come(recipe: Path, method: str, scaler: str) -> None:
     text = recipe.read_text().replace("[methods.sft]", f"[methods.{method}]" if method != "rkr" else "[methods.sft]")
     text = text.replace('kind = "zero-shot"', f'kind = "zero-shot"\nscaler = "{scaler}"')
-    recipe.write_text(text.replace("[classifier]", "[classifier]\nepochs = 3"))
+    text = text.replace("epochs = 2\n", "epochs = 30\n").replace("lr = 1e-3", "lr = 1e-2")  # so that answers differ
+    recipe.write_text(text.replace("[classifier]", "[classifier]\nepochs = 9"))
     plan = Plan(
         load_recipe(str(recipe)),
         str(recipe),
@@ -165,13 +167,31 @@ def test_a_loaded_learner_answers_about_features_as_they_come(recipe: Path, meth
         raw = loadmat(recipe.parent / "data" / name / "res101.mat")
         splits = loadmat(recipe.parent / "data" / name / "att_splits.mat")
         x, y = torch.from_numpy(raw["features"].T).float(), torch.from_numpy(raw["labels"][:, 0]).long() - 1
-        assert (float(x.min()) < 0) or (float(x.max()) > 1)  # as they come
+        assert float(x.min()) < 0  # as they come
+        with pytest.raises(UsageError, match=r"features must be \(samples, 6\), not \(6, 84\)"):
+            learner.scaled(x.T, number)
         for part, key in (("test_seen_loc", "S"), ("test_unseen_loc", "U")):
             rows = torch.from_numpy(splits[part][:, 0]).long() - 1
             with torch.no_grad():
                 hits = learner.predict(learner.scaled(x[rows], number), number).argmax(1) == y[rows]
             each = [float(hits[y[rows] == label].float().mean()) for label in y[rows].unique()]
             assert np.mean(each) == pytest.approx(result.measures[key][-1][number], abs=1e-6)
+    with pytest.raises(UsageError, match="zero-shot tasks are told"):
+        learner.infer(x)
+    assert all(task.attributes is None and task.scaling is None for task in learner.seen)
+
+
+def test_a_run_of_an_older_version_is_not_loaded_without_its_scaling(recipe: Path) -> None:
+    recipe.write_text(recipe.read_text().replace("[classifier]", "[classifier]\nepochs = 1"))
+    plan = Plan(
+        load_recipe(str(recipe)), str(recipe), ("sft",), ("fixed",), recipe.parent, data=str(recipe.parent / "data")
+    )
+    assert run_plan(plan, How(threads=1), lambda _: None)
+    folder = plan.folder(plan.jobs[0])
+    path = folder / "model" / "learner.safetensors"
+    save_file({key: value for key, value in load_file(path).items() if not key.startswith(("low_", "width_"))}, path)
+    with pytest.raises(FileError, match="made by an older version, which did not keep the scaling of features"):
+        rkr.load_learner(folder)
 
 
 def test_ridge_is_not_loaded(recipe: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, cast
@@ -11,6 +12,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings, strategies
 from torch import Tensor, nn
 
 import rkr
@@ -244,6 +246,43 @@ def test_fisher_equals_a_loop_over_samples(kind: type[nn.Module], estimator: str
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-13)
     assert all(bool(values.max() > 1e-6) for values in found)
+
+
+def test_layers_of_known_kinds_take_the_fast_way() -> None:
+    """A wrong formula would not be seen in results: what it computes wrongly is left to torch.func."""
+    network = randomised(Mixed()).eval()
+    ways = rkr.learners.shared.fisher._find_ways(network, list(network.parameters()), X[:4])
+    assert set(ways.layers) == {layer for layer in network.modules() if list(layer.parameters(recurse=False))}
+    assert not ways.vectorised
+    assert not ways.one_by_one
+
+
+@given(data=strategies.data())
+@settings(max_examples=150, deadline=None)
+def test_squares_of_kernels_equal_a_loop_over_samples(data: strategies.DataObject) -> None:
+    def pair(low: int, high: int) -> tuple[int, int]:
+        return data.draw(strategies.tuples(strategies.integers(low, high), strategies.integers(low, high)))
+
+    kernel, dilation, stride = pair(1, 4), pair(1, 3), pair(1, 3)
+    padding: Any = data.draw(strategies.sampled_from(["same", "valid", pair(0, 3)]))
+    (inputs, outputs), size, batch = pair(1, 3), pair(5, 11), data.draw(strategies.integers(1, 5))
+    stride = (1, 1) if padding == "same" else stride
+    span = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
+    size = (max(size[0], span[0]), max(size[1], span[1]))
+    torch.manual_seed(data.draw(strategies.integers(0, 99)))
+    layer = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=padding, dilation=dilation).double()
+    x = torch.randn(batch, inputs, *size, dtype=torch.float64)
+    if data.draw(strategies.booleans()):
+        x = x.contiguous(memory_format=torch.channels_last)
+    g = torch.randn_like(layer(x))
+    expected = torch.zeros_like(layer.weight)
+    for i in range(batch):
+        expected += torch.autograd.grad((layer(x[i : i + 1]) * g[i : i + 1]).sum(), layer.weight)[0].square()
+    for in_cache in (1, 1 << 20):  # samples one by one, all at once
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rkr.learners.shared.fisher, "IN_CACHE", in_cache)
+            found = rkr.learners.shared.fisher._squares_of_kernel(layer, x, g)
+        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("kind", [Mixed, Unusual])
@@ -816,8 +855,11 @@ def test_a_layer_that_is_called_twice_is_helped_by_the_same_call() -> None:
     two = torch.tanh(helper.again(one))
     h = torch.tanh(active.again(active.first(x)) + lateral(one))
     expected = active.fc(active.again(h) + lateral(two))
-    torch.testing.assert_close(laterals.answer(active, helper, x), expected)
+    torch.testing.assert_close(laterals.helped_answer(active, helper, x), expected)
     torch.testing.assert_close(helper(x), helper.fc(helper.again(two)))  # nothing is left behind
+    once = nn.Sequential(OrderedDict(first=helper.first, again=helper.again, fc=helper.fc))
+    with pytest.raises(UsageError, match="layer 'again' is called more often in training than in evaluation"):
+        laterals.helped_answer(active, once, x)
 
 
 def test_every_task_has_an_active_column_of_its_own() -> None:

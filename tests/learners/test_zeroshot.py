@@ -391,7 +391,7 @@ def test_penalties(name: str, strength: float) -> None:
     encoder = list(learner.vae.encoder.parameters())
     x, y = batch(second, 10)
     for rows in (0, 40):  # of this process alone, of all of them
-        learner.batch = rows
+        learner.whole_batch = rows
         learner.loss(x, y)
         _check_pull(learner, encoder, rows or 10)
     # The reference is the previous task, not the first.
@@ -399,6 +399,20 @@ def test_penalties(name: str, strength: float) -> None:
     learner.end(lambda: iter([batch(second)]))
     learner.begin(third)
     assert learner.penalty().item() == 0
+
+
+def test_states_of_older_versions_have_no_scaling() -> None:
+    """A run that was begun by one goes on with the scaling that the data have."""
+    told = torch.arange(D).float(), torch.arange(D) + 1.0
+    learner, again = built("sft"), built("sft")
+    for one in (learner, again):
+        one.begin(dataclasses.replace(tasks()[0], scaling=told))
+    state = {key: torch.randn_like(value) for key, value in learner.state_dict().items()}
+    again.load_state_dict({key: value for key, value in state.items() if key not in ("low_0", "width_0")})
+    for key, value in again.state_dict().items():
+        assert torch.equal(value, {"low_0": told[0], "width_0": told[1]}.get(key, state[key]))
+    x = torch.rand(2, D)
+    assert torch.equal(again.scaled(x, 0), (x - told[0]) / told[1])
 
 
 def test_a_strong_penalty_holds_the_encoder() -> None:

@@ -94,6 +94,21 @@ def test_recipes_of_one_protocol_are_compared(run_folder, tmp_path):
     assert ewc.to_first.difference.mean == pytest.approx(0.2)
 
 
+def test_class_incremental_accuracy_is_shown(toy):
+    """Of a method that is tested so after every task: the first task is 0.5, then both are 0.375 and 0.25."""
+    for path in (toy / "rkr").glob("*/results.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines:
+            if line["event"] == "task":
+                line["agnostic"] = [0.5] if line["number"] == 1 else [0.375, 0.25]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = compare([toy])
+    each = cells(comparison_tables(found)[0])
+    at = each[0].index("incremental")
+    assert [row[at] for row in each[1:]] == ["–", "40.62"]
+    assert comparison_json(found)["methods"][1]["incremental"]["mean"] == pytest.approx(40.625)
+
+
 def test_zero_shot_tasks_are_compared_by_h(run_folder, tmp_path):
     for method, h in (("sft", 0.4), ("rkr", 0.5)):
         for seed in (0, 1):
@@ -146,6 +161,8 @@ def test_for_machines(toy):
     assert ewc["to_first"] is None
     assert ewc["accuracy"] == pytest.approx({"mean": 65, "std": 5, "half_width": 12.42069, "n": 3}, rel=1e-6)
     assert ewc["forgetting"]["mean"] == pytest.approx(10)
+    assert ewc["agnostic"]["mean"] == pytest.approx(32.5)
+    assert ewc["incremental"] is None
     assert rkr["to_first"]["difference"]["mean"] == pytest.approx(17.5)
     assert rkr["to_first"]["pairs"] == ["A", "B"]
     assert rkr["to_first"]["without_partner"] == ["ewc C", "rkr D"]

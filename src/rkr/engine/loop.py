@@ -152,7 +152,7 @@ class Loop:
         learner.begin_epoch(at.epoch / self._epochs(phase))
         epoch_began = time.monotonic()
         for x, y in batches.iter_from(at.epoch, at.batch):
-            size = learner.batch = batches.size(at.batch)
+            size = learner.whole_batch = batches.size(at.batch)
             share = len(y) / size
             if not share:  # a small last batch: this process takes part in the sums, with nothing of its own
                 x, y = x.new_zeros(1, *x.shape[1:]), y.new_full((1,), learner.task.start)

@@ -8,7 +8,8 @@
                     end(train, validation)            importance weights, memories, freezing, ...
     at any time:    predict(x, number)                logits over the classes of one task
 
-Epochs are in training mode, `end` and `predict` in evaluation mode. Some methods act in `before_step` and `after_step`
+Before `loss` the engine sets `whole_batch`, how many samples the batch has over all processes. Epochs are in training
+mode, `end` and `predict` in evaluation mode. Some methods act in `before_step` and `after_step`
 alone: who leaves these out trains without their penalty.
 
 A method may try several variants of a task, its candidates, and keep the best. `rounds` says so, and then the phases
@@ -145,7 +146,7 @@ class Learner(nn.Module):
         super().__init__()
         self.make, self.head = make, head
         self.seen: list[SeenTask] = []
-        self.batch = 0  # samples of the batch at hand, those of other processes among them; 0: all are in `loss`
+        self.whole_batch = 0  # samples of the batch at hand over all processes, set before `loss`; 0: there is one
 
     # -- hooks --------------------------------------------------------------------------------------------
 

@@ -109,7 +109,7 @@ class ProgressCompress(Anchored):
 
     def act(self, x: Tensor) -> Tensor:
         """What the active column answers, with the help of the knowledge base."""
-        return self.active(x) if self.helper is None else self.laterals.answer(self.active, self.helper, x)
+        return self.active(x) if self.helper is None else self.laterals.helped_answer(self.active, self.helper, x)
 
     def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
         self.select(self.task.number)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from rkr.learners.learner import ReadSamples, evaluating
 
 ESTIMATORS = ("exact", "sampled", "empirical", "batched")
 AT_ONCE = 128 * 3072  # numbers of samples that go through the network at once: 128 images of CIFAR
-FEWEST, MOST = 32, 1024  # samples that do, however large or small
+FEWEST = 32  # samples that do, however large
 IN_CACHE = 1 << 20  # numbers that a convolution may spread its inputs into
 TRIED = 4  # samples on which fast ways are held against a loop over samples
 
@@ -61,13 +61,15 @@ def fisher(
     own, of_own = [parameters[i] for i in trained], [sums[i] for i in trained]
     seen, ways = 0, None
     with evaluating(network):
-        batches = samples() if limit is None else _drawn(samples, limit)
-        for x, y in batches if estimator == "batched" else _regrouped(batches):
+        for x, y in samples() if limit is None else _drawn(samples, limit):
+            labels = y - start
             if estimator == "batched":
-                _add_batched(network, own, x, y - start, of_own)
+                _add_batched(network, own, x, labels, of_own)
             else:
                 ways = ways or _find_ways(network, own, x[:TRIED])
-                _add(network, own, ways, x, y - start, estimator, of_own)
+                some = max(FEWEST, AT_ONCE // x[0].numel())
+                for part, each in zip(x.split(some), labels.split(some), strict=True):
+                    _add(network, own, ways, part, each, estimator, of_own)
             seen += len(x)
     return [total / max(seen, 1) for total in sums]
 
@@ -80,24 +82,6 @@ def _drawn(samples: ReadSamples, limit: int) -> Iterator[tuple[Tensor, Tensor]]:
         first += len(y)
         if len(rows):
             yield x[rows], y[rows]
-
-
-def _regrouped(batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """The same samples, as many at once as their size allows: batches of training are too small, or too large."""
-    held: list[tuple[Tensor, Tensor]] = []
-    for batch in batches:
-        held.append(batch)
-        some = min(MOST, max(FEWEST, AT_ONCE // batch[0][0].numel()))
-        if sum(len(y) for _, y in held) >= some:
-            yield from _parts(held, some)
-            held = []
-    if held:
-        yield from _parts(held, some)
-
-
-def _parts(batches: Sequence[tuple[Tensor, Tensor]], size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    x, y = torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
-    return zip(x.split(size), y.split(size), strict=True)
 
 
 def _add_batched(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from rkr.errors import UsageError
 
 
 class Lateral(nn.Module):
@@ -55,18 +58,28 @@ class Laterals(nn.ModuleDict):
         for key, layer in self._sites(network).items():
             self[key] = Lateral(layer, reduction)
 
-    def answer(self, active: nn.Module, helper: nn.Module, x: Tensor) -> Tensor:
+    def helped_answer(self, active: nn.Module, helper: nn.Module, x: Tensor) -> Tensor:
         """What the active network answers with the help of another of the same build, which stays as it is.
 
         Layers that a network calls several times are helped by the same calls of the other.
         """
         known: dict[str, deque[Tensor]] = defaultdict(deque)
-        handles = []
-        for key, layer in self._sites(helper).items():
-            # A copy: what comes next may write into it.
-            handles.append(layer.register_forward_hook(lambda _, h, y, key=key: known[key].append(h[0].clone())))
-        for key, layer in self._sites(active).items():
-            handles.append(layer.register_forward_hook(lambda _, h, y, key=key: y + self[key](known[key].popleft())))
+
+        def remember(key: str, _: nn.Module, args: Any, named: dict[str, Any], y: Tensor) -> None:
+            known[key].append((args[0] if args else named["input"]).clone())  # what comes next may write into it
+
+        def help(key: str, _: nn.Module, args: Any, named: dict[str, Any], y: Tensor) -> Tensor:
+            if not known[key]:
+                raise UsageError(
+                    f"layer {key!r} is called more often in training than in evaluation: P&C cannot help it"
+                )
+            return y + self[key](known[key].popleft())
+
+        handles = [
+            layer.register_forward_hook(partial(hook, key), with_kwargs=True)
+            for network, hook in ((helper, remember), (active, help))
+            for key, layer in self._sites(network).items()
+        ]
         try:
             with torch.no_grad():
                 helper(x)

@@ -7,6 +7,7 @@ they do about that.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
 import torch
@@ -148,14 +149,26 @@ class ZeroShot(Learner):
     def predict(self, x: Tensor, number: int) -> Tensor:
         return self.classifiers[number](self.encode(x, number)[0])
 
+    def infer(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        raise UsageError("zero-shot tasks are told: features of each are scaled in a way of its own")
+
     def scaled(self, x: Tensor, number: int) -> Tensor:
-        """Features as a feature extractor gives them, made what `predict` takes: by the task's training features."""
-        if self.seen[number].scaling is None:
-            return x
-        return (x - self.get_buffer(f"low_{number}")) / self.get_buffer(f"width_{number}")
+        """Features (B, D) as they were extracted, made what `predict` takes: by the task's training features."""
+        low, width = self.get_buffer(f"low_{number}"), self.get_buffer(f"width_{number}")
+        if x.dim() != 2 or x.shape[1] != len(low):
+            raise UsageError(f"features must be (samples, {len(low)}), not {tuple(x.shape)}")
+        return (x - low) / width
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **options: Any) -> Any:
+        """Runs that an older version began have no scaling in their state: it is what `begin` was told."""
+        told = {key: value for key, value in self.named_buffers() if key.startswith(("low_", "width_"))}
+        return super().load_state_dict({**told, **state_dict}, *args, **options)
 
     def capacity(self) -> Capacity:
-        """Of the encoder of images, which is all that the paper counts; bytes are of classifiers too."""
+        """Of the encoder of images, which is all that the paper counts; bytes are of classifiers too.
+
+        The scaling of features, 2 D numbers a task, is left out.
+        """
         n = self._plain.parameters
         stored = round(self.encoders * nbytes(self.vae.encoder)) + nbytes(self.classifiers)
         return Capacity(round(self.encoders * n), n, stored, self._plain.multiply_adds)

@@ -71,7 +71,7 @@ class Penalty(Guarded):
         return self.strength * departure(self.vae.encoder.parameters(), before.parameters(), norm=self.norm)
 
     def loss(self, x: Tensor, y: Tensor) -> Outcome:
-        self._rows = self.batch or len(x)
+        self._rows = self.whole_batch or len(x)
         return super().loss(x, y)
 
     @torch.no_grad()
