@@ -149,7 +149,7 @@ def test_resolved_settings() -> None:
     found = load_recipe("gzsl").resolved("l1", "first-CUB", epochs=10, seed=3, limit=5)
     assert found["options"] == {
         "norm": 1,
-        "strength": 1.0,
+        "strength": 0.01,
         "classifier": {"epochs": "validation", "seen": 200, "unseen": 400, "source": "attributes"},
     }
     assert (found["training"]["epochs"], found["training"]["seed"], found["stream"]["limit"]) == (10, 3, 5)
