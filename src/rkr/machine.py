@@ -1,11 +1,37 @@
-"""What a run was made with: the processor, and the commit of this package."""
+"""What a run is made with: the processor, its faults, and the commit of this package."""
 
 from __future__ import annotations
 
 import os
 import platform
 import subprocess
+import sys
 from pathlib import Path
+
+ISA = "ONEDNN_MAX_CPU_ISA"  # the newest instructions that torch's kernels may use, for oneDNN
+TRIAL = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); torch.nn.functional.linear(x, x)"
+
+
+def avoid_broken_amx() -> None:
+    """Keep torch from matrix instructions that the processor announces but does not execute.
+
+    Some virtual machines have such processors (AMX), and computing in bfloat16 ends the process there. To be called
+    before torch computes anything; where nothing is announced it takes no time.
+    """
+    if ISA not in os.environ and _announced("amx_bf16") and _dies(TRIAL):
+        os.environ[ISA] = "AVX512_CORE_FP16"
+
+
+def _announced(feature: str) -> bool:
+    try:
+        return feature in Path("/proc/cpuinfo").read_text().split()
+    except OSError:
+        return False
+
+
+def _dies(code: str) -> bool:
+    """Whether a process that runs this is ended by a signal."""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True).returncode < 0
 
 
 def processor() -> str:
