@@ -247,6 +247,10 @@ def run(
 
     Several GPUs or machines: torchrun --nproc-per-node 4 -m rkr run ...
     """
+    from rkr.machine import avoid_broken_amx
+
+    if precision == "bf16-mixed":
+        avoid_broken_amx()  # first of all: networks compute when recipes are checked
     from rkr.experiments import How, Plan, choose_orders, choose_seeds
     from rkr.recipes import load_recipe
 

@@ -19,7 +19,6 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from rkr.errors import UsageError
-from rkr.machine import avoid_broken_amx
 
 ACCELERATORS = ("auto", "cpu", "cuda", "mps")
 
@@ -28,8 +27,6 @@ def make_fabric(accelerator: str = "auto", precision: str | None = None) -> Fabr
     """A Fabric for this process: alone, or one of those that torchrun started."""
     if accelerator not in ACCELERATORS:
         raise UsageError(f"--accelerator: choose one of {', '.join(ACCELERATORS)}, not {accelerator!r}")
-    if precision is not None and "bf16" in precision:
-        avoid_broken_amx()
     world, local = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     try:
         fabric = Fabric(
