@@ -212,7 +212,7 @@ class Recording(Finetune):
 
     def begin(self, task: SeenTask) -> None:
         super().begin(task)
-        assert set(vars(task)) == {"number", "name", "class_names", "start", "attributes", "unseen"}
+        assert set(vars(task)) == {"number", "name", "class_names", "start", "attributes", "unseen", "scaling"}
         Recording.last = self
 
     def prepare(self, phase: Phase, train: ReadSamples) -> None:

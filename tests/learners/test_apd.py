@@ -254,7 +254,9 @@ def test_what_is_trained_and_what_decays() -> None:
         moved = {key.removeprefix("model.") for key in before if not torch.equal(before[key], after[key])}
         named = {f"tasks.t{i}.{k}.{n}" for i in range(number + 1) for n in ("v", "tau") for k in LAYERS}
         named |= {f"network.{layer}.weight" for layer in LAYERS}
-        assert moved == named | {f"tasks.t{number}.{key}" for key in state.tensors()}
+        # Before batch normalisation the gradient of a bias is 0 but for rounding, which some processors do not have.
+        still = {f"tasks.t{number}.{layer}.bias" for layer in ("conv1", "conv2")}
+        assert moved | still == named | {f"tasks.t{number}.{key}" for key in state.tensors()}
         learner.end(lambda: iter([]))
 
 

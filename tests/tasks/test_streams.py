@@ -231,7 +231,7 @@ def test_learners_cannot_reach_test_data(make: Callable[[Any], Source], tmp_path
     stream = split(made, tasks=2, validation=0.25)
     assert {field.name for field in dataclasses.fields(Training)} == {
         *("name", "class_names", "train", "validation"),
-        *("attributes", "unseen"),
+        *("attributes", "unseen", "scaling"),
     }
     tests = [task.test for task in stream.tasks] + [made.test]
     storages = {part.x.untyped_storage().data_ptr() for part in tests if isinstance(part, Images)}
