@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import multiprocessing
 import os
 import re
 import resource
@@ -13,13 +12,13 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from measure import in_its_own_process
 from torch import Tensor, nn
 
 from rkr.engine import Experiment, Run
@@ -156,42 +155,6 @@ def naive(recipe: Recipe, stream: Stream) -> Measure:
         return {"avalanche Naive": time.process_time() - began}
 
     return measure
-
-
-def in_its_own_process(build: Callable[..., Measure], *arguments: Any) -> Measure:
-    """A measurement in another process, which waits while others measure: the engine's memory settings (see
-    `keep_freed_memory`) hold for a whole process, and users of avalanche do not have them."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=_measure_on_demand, args=(there, build, arguments), daemon=True)
-    process.start()
-    there.close()
-
-    def measure() -> dict[str, float]:
-        here.send(None)
-        answer = here.recv()
-        if isinstance(answer, str):
-            raise ImportError(answer)
-        return answer
-
-    measure()  # warms up, and raises what is to be raised
-    return measure
-
-
-def _measure_on_demand(pipe: Any, build: Callable[..., Measure], arguments: tuple[Any, ...]) -> None:
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    try:
-        measure = build(*arguments)
-    except ImportError as error:
-        pipe.send(str(error))
-        return
-    while True:
-        try:
-            pipe.recv()
-        except EOFError:
-            return
-        pipe.send(measure())
 
 
 def import_torchvision() -> None:
