@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Adam
+from torch.optim.adam import adam
 
 from rkr.errors import UsageError
 
@@ -91,29 +91,42 @@ def train_classifier(
 ) -> None:
     """Train a linear layer by softmax regression on latents `z` (N, latent) and labels `y`, from a new start.
 
-    Batches are shuffled, and a smaller last one is left out. The gradient of so small a model is written out: a step
-    through autograd takes three times as long.
+    Batches are shuffled, and a smaller last one is left out. The gradient of so small a model is written out and Adam
+    called as a function: a step through autograd and an optimiser takes three and a half times as long.
     """
     nn.init.xavier_uniform_(head.weight, gain=0.5)
     nn.init.zeros_(head.bias)
     # Rows are [z, 1], so that weight and bias are one matrix and a step is one product.
-    joint = nn.Parameter(torch.cat([head.weight, head.bias[:, None]], 1))  # (C, latent + 1)
+    joint = torch.cat([head.weight, head.bias[:, None]], 1)  # (C, latent + 1)
     z = torch.cat([z, z.new_ones(len(z), 1)], 1)
-    fused = z.device.type in ("cpu", "cuda")
-    optimizer = Adam([joint], lr=options.lr, betas=options.betas, fused=fused)
     batch = min(options.batch, len(z))
-    rows = torch.arange(batch, device=z.device)
-    joint.grad = torch.empty_like(joint)
+    whole = len(z) // batch * batch
+    minus_one = z.new_full((batch, 1), -1.0)
+    gradient, mean, square = (torch.zeros_like(joint) for _ in range(3))
+    count = torch.zeros((), device=z.device)
+    fused = z.device.type in ("cpu", "cuda")
     for epoch in range(1, epochs + 1):
-        order = torch.randperm(len(z)).to(z.device)
-        shuffled, labels = z[order], y[order]
-        for start in range(0, len(z) - batch + 1, batch):
-            x = shuffled[start : start + batch]
+        order = torch.randperm(len(z)).to(z.device)[:whole]
+        for x, labels in zip(z[order].split(batch), y[order, None].split(batch), strict=True):
             error = torch.softmax(x @ joint.T, 1)  # (B, C); minus one-hot labels: the gradient of the logits
-            error[rows, labels[start : start + batch]] -= 1
-            torch.mm(error.T, x, out=joint.grad)
-            joint.grad /= batch
-            optimizer.step()
+            error.scatter_add_(1, labels, minus_one)
+            torch.addmm(gradient, error.T, x, beta=0, alpha=1 / batch, out=gradient)
+            adam(
+                [joint],
+                [gradient],
+                [mean],
+                [square],
+                [],
+                [count],
+                fused=fused,
+                amsgrad=False,
+                beta1=options.betas[0],
+                beta2=options.betas[1],
+                lr=options.lr,
+                weight_decay=0.0,
+                eps=1e-8,
+                maximize=False,
+            )
         head.weight.copy_(joint[:, :-1])
         head.bias.copy_(joint[:, -1])
         after_epoch(epoch)
