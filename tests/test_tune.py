@@ -165,8 +165,10 @@ def test_the_best_is_written(tmp_path: Path) -> None:
 def test_a_best_value_at_the_edge_of_the_grid(tmp_path: Path) -> None:
     search = tuning(load_recipe("digits"), "si", 2, tmp_path, {"strength": [0.5, 1, 2.0], "damping": [0.1]})
     names = list(search.points)
-    edges = [at_an_edge(search, [best, *(name for name in names if name != best)]) for best in names]
+    edges = [at_an_edge(search, {best: 90.0, **{name: 80.0 for name in names if name != best}}) for best in names]
     assert edges == [["strength"], [], ["strength"]]
+    assert at_an_edge(search, dict.fromkeys(names[:2], 90.0), names[2:]) == []  # the one in the middle is as good
+    assert at_an_edge(search, dict.fromkeys(names, 0.0)) == []
 
 
 def test_an_earlier_search_counts(tmp_path: Path) -> None:
@@ -185,7 +187,7 @@ def test_an_earlier_search_counts(tmp_path: Path) -> None:
     assert again.methods == ("si-strength-2", "si-strength-8")
     assert set(outcome(more, again)) == {"si-strength-0.5", "si-strength-2"}  # one is not run yet
     assert outcome(more, search_plan(more, None, 2, None)) == {}  # of another schedule
-    assert at_an_edge(more, ["si-strength-2", "si-strength-8", "si-strength-0.5"]) == []
+    assert at_an_edge(more, {"si-strength-2": 3.0, "si-strength-8": 2.0, "si-strength-0.5": 1.0}) == []
     assert list(tuning(recipe, "si", 3, tmp_path, {"strength": [4.0]}).points) == ["si-strength-4"]
     (first.file).write_text("damaged")
     assert list(tuning(recipe, "si", 2, tmp_path, {"strength": [4.0]}).points) == ["si-strength-4"]

@@ -161,7 +161,7 @@ def write_chosen(search: Tuning, plan: Plan, found: Mapping[str, float], diverge
         *(["# as good as the first: " + ", ".join(equal)] if equal else []),
         *(
             f"# {option}: the best value is at the edge of what was tried"
-            for option in at_an_edge(search, [*found, *diverged])
+            for option in at_an_edge(search, found, diverged)
         ),
     ]
     section = toml_text({"methods": {search.method: {**search.given, **search.points[best]}}})
@@ -179,15 +179,16 @@ def as_good(found: Mapping[str, float]) -> list[str]:
     return [name for name, value in found.items() if value == found[best] and name != best]
 
 
-def at_an_edge(search: Tuning, tried: Sequence[str]) -> list[str]:
-    """Options whose best value, of the first of `tried`, is the lowest or the highest of several that were tried."""
-    found = []
-    for option, best in search.points[tried[0]].items():
-        values = {search.points[name][option] for name in tried if option in search.points[name]}
+def at_an_edge(search: Tuning, found: Mapping[str, float], diverged: Sequence[str] = ()) -> list[str]:
+    """Options of which only the lowest, or only the highest, of several values that were tried is the best."""
+    best, edges = [next(iter(found)), *as_good(found)], []
+    for option in search.points[best[0]]:
+        values = {search.points[name][option] for name in (*found, *diverged) if option in search.points[name]}
         numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
-        if numbers and len(values) > 1 and best in (min(values), max(values)):
-            found.append(option)
-    return found
+        chosen = {search.points[name].get(option) for name in best}
+        if numbers and len(values) > 1 and chosen in ({min(values)}, {max(values)}):
+            edges.append(option)
+    return edges
 
 
 def parsed_grid(words: Sequence[str]) -> Grid | None:

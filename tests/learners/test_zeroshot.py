@@ -413,6 +413,10 @@ def test_states_of_older_versions_have_no_scaling() -> None:
         assert torch.equal(value, {"low_0": told[0], "width_0": told[1]}.get(key, state[key]))
     x = torch.rand(2, D)
     assert torch.equal(again.scaled(x, 0), (x - told[0]) / told[1])
+    assert torch.equal(again.scaled(x.double(), 0), again.scaled(x, 0))  # as MATLAB has them
+    for number in (-1, 1):
+        with pytest.raises(UsageError, match=f"there is no task {number}: tasks are numbered 0 to 0"):
+            again.scaled(x, number)
 
 
 def test_a_strong_penalty_holds_the_encoder() -> None:

@@ -233,6 +233,18 @@ def test_own_recipe(write_zero_shot: Write) -> None:
         ("epochs = 3", "sampels = 3", f"classifier.sampels: no such key; choose one of {CLASSIFIER_KEYS}"),
         ("epochs = 3", "seen = '3'", 'classifier.seen: must be a whole number, not "3"'),
         ("epochs = 3", "epochs = 0", "classifier.epochs must be whole numbers of at least 1 or 'validation', not 0"),
+        (
+            "epochs = 3",
+            "epochs = true",
+            "classifier.epochs: must be a table or a whole number or text in quotes, not true",
+        ),
+        ("epochs = 3", "epochs = { CUB = 2.5, AWA1 = 3 }", "classifier.epochs.CUB: must be a whole number, not 2.5"),
+        ("[0.5, 0.9]", "0.5", "classifier.betas: must be a list in brackets, not 0.5"),
+        (
+            'name = "cada-vae"',
+            'name = "cada-vae"\nalignment = 8.13',
+            "network.alignment: must be a list in brackets, not 8.13",
+        ),
         ("epochs = 3", "epochs = { CUB = 3 }", "classifier.epochs: needs a number for AWA1 too"),
         ("epochs = 3", "epochs = { CUB = 3, AWA = 3 }", "classifier.epochs: needs a number for AWA1 too"),
         ("epochs = 3", "source = 'text'", "classifier.source must be 'attributes' or 'images', not 'text'"),

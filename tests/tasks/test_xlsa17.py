@@ -346,6 +346,8 @@ def only(name: str, *labels: int) -> Any:
         (with_value("features", (2, 3), np.nan), r"res101\.mat: 'features' has values that are NaN, infinite"),
         (with_value("features", (2, 3), -np.inf), r"res101\.mat: 'features' has values that are NaN, infinite"),
         (with_value("features", (2, 3), 1e39), r"res101\.mat: 'features' has values .* too large for float32"),
+        (with_value("features", (2, 3), -3e38), r"res101\.mat: 'features' has values of up to 3e\+38 where 1e\+18 is"),
+        (with_value("att", (0, 7), 1e30), r"att_splits\.mat: 'att' has values of up to 1e\+30 where 10000 is the most"),
         (with_value("att", (0, 7), np.nan), r"att_splits\.mat: 'att' has values that are NaN, infinite"),
         (with_value("labels", (4, 0), 1.5), r"res101\.mat: 'labels' must be whole numbers"),
         (with_value("labels", (4, 0), np.nan), r"res101\.mat: 'labels' must be whole numbers"),

@@ -69,8 +69,10 @@ class RunFolder:
             wanted = json.loads(json.dumps(settings))
             if there != wanted:
                 key, old, new = next(_differences(there, wanted))
+                data = "stream_sha256"  # of all samples, in words: nobody can read the two numbers
+                how = "the data have changed" if key == data else f"{key} is {old!r} there, {new!r} now"
                 raise UsageError(
-                    f"{self.path} holds a run with other settings ({key} is {old!r} there, {new!r} now): "
+                    f"{self.path} holds a run with other settings ({how}): "
                     "choose another folder with --out, or remove that one"
                 )
         else:

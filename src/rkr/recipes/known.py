@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ConfigDict, ValidationError, create_model
 
 from rkr.errors import UsageError
-from rkr.recipes.messages import choose, explained, problem
+from rkr.recipes.messages import choose, explained_choice, problem
 
 if TYPE_CHECKING:
     from torch import nn
@@ -75,5 +75,5 @@ def check_values(parameters: Mapping[str, inspect.Parameter], given: Mapping[str
     try:
         model.model_validate(dict(given))
     except ValidationError as error:
-        key, text = explained(error.errors()[0], model)
+        key, text = explained_choice(error.errors(), model)
         raise problem(prefix + key, text) from None

@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import Any, get_args
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -97,11 +98,28 @@ def explained(error: ErrorDetails, model: type[BaseModel]) -> tuple[str, str]:
         text = f"must be {words} {context[name]:g}, not {given}"
     elif kind == "too_short":
         text = "must not be empty"
+    elif kind == "is_instance_of" and context["class"] == "Sequence":
+        text = f"must be {_KINDS['tuple_type']}, not {given}"
     elif kind in _KINDS:
         text = f"must be {_KINDS[kind]}, not {given}"
     else:
         text = error["msg"]
     return _key(loc), text
+
+
+def explained_choice(errors: list[ErrorDetails], model: type[BaseModel]) -> tuple[str, str]:
+    """As `explained`, of the first key with errors; where it may be one of several types, pydantic has one of each."""
+    key = errors[0]["loc"][0]
+    same = [e for e in errors if e["loc"][0] == key]
+    if get_origin(model.model_fields[str(key)].annotation) not in (Union, UnionType) or len(same) < 2:
+        return explained(errors[0], model)
+    for e in same:
+        e["loc"] = (key, *e["loc"][2:])  # without the name of the type
+    inside = next((e for e in same if len(e["loc"]) > 1), None)  # it is of that type, but for something in it
+    if inside is not None:
+        return explained(inside, model)
+    kinds = [_KINDS.get(e["type"], e["msg"]) for e in same]
+    return _key((key,)), f"must be {' or '.join(kinds)}, not {shown(same[0]['input'])}"
 
 
 def _key(loc: tuple[Any, ...]) -> str:

@@ -17,6 +17,10 @@ PARTS = {"trainval_loc": "training", "test_seen_loc": "seen", "test_unseen_loc":
 Numbers = NDArray[np.int64]
 
 
+LARGEST_FEATURE = 1e18  # features are scaled to 0..1, by differences that must be finite
+LARGEST_ATTRIBUTE = 1e4  # attributes are not: published classes have a length of 1 or values up to 100
+
+
 @dataclass(frozen=True, eq=False)
 class Published:
     """What the files say; classes are numbered from 1, as there, and rows from 0."""
@@ -60,7 +64,7 @@ def _attributes(splits: Variables, embedding: str, names: tuple[str, ...]) -> ND
         raise FileError(
             f"{splits.path}: {embedding!r} describes {att.shape[1]} classes, but allclasses_names has {len(names)}"
         )
-    return _finite(splits.path, embedding, att)
+    return _finite(splits.path, embedding, att, LARGEST_ATTRIBUTE)
 
 
 def _samples(content: Variables) -> tuple[NDArray[np.float32], Numbers]:
@@ -75,7 +79,7 @@ def _samples(content: Variables) -> tuple[NDArray[np.float32], Numbers]:
         )
     if len(labels) and labels.min() < 1:
         raise FileError(f"{content.path}: 'labels' must be classes 1, 2, ..., but has {labels.min()}")
-    return _finite(content.path, "features", x), labels
+    return _finite(content.path, "features", x, LARGEST_FEATURE), labels
 
 
 def _check_labels(path: Path, labels: Numbers, splits: Variables, embedding: str) -> None:
@@ -163,7 +167,7 @@ def _whole(content: Variables, name: str) -> Numbers:
     return values.astype(np.int64)
 
 
-def _finite(path: Path, name: str, array: NDArray[Any]) -> NDArray[np.float32]:
+def _finite(path: Path, name: str, array: NDArray[Any], largest: float) -> NDArray[np.float32]:
     """A published matrix as float32, with a row for each of its columns; copied only if it must be."""
     if not array.size:
         raise FileError(f"{path}: {name!r} is empty: {_size(array)}")
@@ -171,6 +175,12 @@ def _finite(path: Path, name: str, array: NDArray[Any]) -> NDArray[np.float32]:
         made = np.require(array.T, np.float32, ["C", "W"])
     if not np.isfinite(made).all():
         raise FileError(f"{path}: {name!r} has values that are NaN, infinite or too large for float32")
+    top = max(float(made.max()), -float(made.min()))
+    if top > largest:
+        raise FileError(
+            f"{path}: {name!r} has values of up to {top:.3g} where {largest:g} is the most that can be trained on: "
+            "scale them, or mend the file"
+        )
     return made
 
 

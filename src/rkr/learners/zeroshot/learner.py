@@ -154,10 +154,12 @@ class ZeroShot(Learner):
 
     def scaled(self, x: Tensor, number: int) -> Tensor:
         """Features (B, D) as they were extracted, made what `predict` takes: by the task's training features."""
+        if not 0 <= number < len(self.seen):
+            raise UsageError(f"there is no task {number}: tasks are numbered 0 to {len(self.seen) - 1}")
         low, width = self.get_buffer(f"low_{number}"), self.get_buffer(f"width_{number}")
         if x.dim() != 2 or x.shape[1] != len(low):
             raise UsageError(f"features must be (samples, {len(low)}), not {tuple(x.shape)}")
-        return (x - low) / width
+        return (x.to(low) - low) / width
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **options: Any) -> Any:
         """Runs that an older version began have no scaling in their state: it is what `begin` was told."""
