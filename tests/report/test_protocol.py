@@ -12,6 +12,7 @@ from rkr import UsageError
 from rkr.report import comparable, differences, read_result, require_one_protocol, summary_json, summary_table
 from rkr.report import protocol as module
 from rkr.report.protocol import Protocol, group_by_protocol, protocol
+from rkr.report.results import by_method, named_apart
 from rkr.report.summary import zero_shot_cells
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -266,6 +267,21 @@ def test_epochs_chosen_by_one_rule_may_differ_between_methods(made):
     require_one_protocol([*runs, zero_shot(made, {**ZERO_SHOT, "options": {}}, method="ridge", order="fixed")])
     with pytest.raises(UsageError, match=r"classifier\.epochs"):
         require_one_protocol([runs[0], zero_shot(made, method="lzsl", order="fixed")])
+
+
+def test_epochs_chosen_for_each_order_are_no_options_of_the_method(made):
+    """As in gzsl-first-task, whose orders have validation runs of their own."""
+    other = changed("options.classifier.epochs", {"APY": 20, "CUB": 50}, ZERO_SHOT)
+    by_rule = {"classifier_epochs": "validation"}
+    runs = [
+        zero_shot(made, {**ZERO_SHOT, **by_rule}, order="fixed"),
+        zero_shot(made, {**other, **by_rule}, order="first-CUB"),
+    ]
+    assert by_method(runs) == {runs[0].method: runs}
+    assert named_apart(runs) == runs
+    assert len(zero_shot_cells(runs)) == len(zero_shot_cells(runs[:1]))
+    with pytest.raises(UsageError, match=r"classifier\.epochs"):  # numbers that somebody gave are settings
+        by_method([zero_shot(made, ZERO_SHOT, order="fixed"), zero_shot(made, other, order="first-CUB")])
 
 
 def test_a_method_without_a_classifier_is_compared_with_those_that_have_one(made):

@@ -122,7 +122,7 @@ def _options(runs: Sequence[Result]) -> list[str]:
         method = methods.get(run.settings["method"])
         if method is not None and run.method not in said:
             usual = flat_options(method.options)
-            options = flat_options(run.settings.get("options") or {}).items()
+            options = flat_options(run.options).items()
             said[run.method] = [f"{name} = {value}" for name, value in options if value != usual.get(name, value)]
     changed = "; ".join(f"{method}: {', '.join(found)}" for method, found in said.items() if found)
     return ["", f"Options other than the methods' defaults: {changed}."] if changed else []

@@ -99,6 +99,12 @@ class Result:
         return f"{self.order} seed {self.seed}" if self.seed else self.order
 
     @property
+    def options(self) -> dict[str, Any]:
+        """The method's own. How classifiers of zero-shot tasks are trained belongs to the protocol; by one rule, their
+        epochs may be others in each order."""
+        return {name: value for name, value in (self.settings.get("options") or {}).items() if name != "classifier"}
+
+    @property
     def measure(self) -> str:
         """What `matrix` holds."""
         return next(iter(self.measures))
@@ -233,7 +239,7 @@ def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 def _require_same_options(a: Result, b: Result) -> None:
     """A method's name does not tell its options. One that only one run knows came with a later version."""
-    old, new = (result.settings.get("options") or {} for result in (a, b))
+    old, new = a.options, b.options
     for name in sorted(old.keys() & new.keys()):
         if old[name] != new[name]:
             raise UsageError(
@@ -262,7 +268,7 @@ def named_apart(results: Sequence[Result]) -> list[Result]:
 
 def _names(runs: Sequence[Result]) -> list[str]:
     """What the runs of a method are called, by their options."""
-    of_runs = [flat_options(run.settings.get("options") or {}) for run in runs]
+    of_runs = [flat_options(run.options) for run in runs]
     values: dict[str, set[str]] = {}
     for options in of_runs:
         for option, value in options.items():

@@ -59,7 +59,7 @@ def collect(root: str | os.PathLike[str], *more: str | os.PathLike[str], epochs:
         if not result.done:
             skipped.append(Skipped(folder, BEGUN))
             continue
-        options = canonical(result.settings.get("options"))
+        options = canonical(result.options)
         key = (result.recipe, result.method, options, result.order, result.seed, protocol(result).hash)
         found.setdefault(key, []).append(result)
     results = []
