@@ -127,9 +127,8 @@ class Plan:
         recipe = self.recipe.changed(self.epochs, seed, self.limit)
         chosen, training = recipe.method(method), recipe.training
         stream = recipe.stream(order, self.data)
-        takes = recipe.takes
-        if recipe.zero_shot and takes != stream.input_shape:  # networks for images were tried on theirs
-            wanted, there = ("x".join(map(str, shape)) for shape in (takes, stream.input_shape))
+        if recipe.zero_shot and recipe.takes != stream.input_shape:  # networks for images were tried on theirs
+            wanted, there = ("x".join(map(str, shape)) for shape in (recipe.takes, stream.input_shape))
             raise UsageError(
                 f"{self.given}: the network takes {wanted} features, the data have {there}: "
                 f"set network.in_features = {there}"
@@ -165,8 +164,8 @@ class Plan:
             augment=augment,
             seed=training.seed,
             channels_last=training.memory_format == "channels_last",
-            agnostic="never" if recipe.zero_shot else "every" if chosen.method.learner.class_incremental else "last",
-            settings={**decided, "stream_sha256": stream.describe()["sha256"], **settings},
+            agnostic=chosen.method.learner.untold,
+            settings={**decided, **settings},
             about=about,
         )
 
@@ -239,10 +238,10 @@ def run_plan(plan: Plan, how: How, watch: Watch, more: bool = False) -> bool:
         plan.recipe.method(method)
     if how.workers > 1 and len(plan.jobs) > 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UsageError("--workers: the processes of torchrun share every run; give either torchrun or --workers")
-    if MARK not in os.environ:  # else the process that started this one has done it
+    if MARK not in os.environ:  # else the process that started this one has done both
         _try_methods(plan)
-    if plan.before is not None and not run_plan(plan.before, how, watch, more=True):
-        return False
+        if plan.before is not None and not run_plan(plan.before, how, watch, more=True):
+            return False
     if how.workers == 1 or len(plan.jobs) == 1:  # then other workers train candidates, if the method has some
         return _one_by_one(plan, how, watch, more)
     return _at_once(plan, how, watch)

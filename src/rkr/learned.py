@@ -39,7 +39,7 @@ def load_learner(run: str | os.PathLike[str]) -> Learner:
     stream = result.record["stream"]
     settings, tasks = result.settings, stream["tasks"][: result.done]
     methods = METHODS if result.measure == "accuracy" else ZERO_SHOT_METHODS
-    if settings.get("learner") not in methods or settings["learner"] == "ridge":
+    if settings.get("learner") not in methods or not methods[settings["learner"]].learner.loadable:
         raise UsageError(
             f"{folder}: only the package's methods that train a network can be loaded, not {result.method!r}"
         )
@@ -60,10 +60,6 @@ def load_learner(run: str | os.PathLike[str]) -> Learner:
         except (OSError, KeyError, RuntimeError, SafetensorError) as error:
             why = " ".join(line.strip() for line in str(error).splitlines()[:2])
             raise FileError(f"{folder / 'model'} cannot be read, or is not of this run: {why}") from error
-    if any(bool(buffer.isnan().any()) for name, buffer in learner.named_buffers() if name.startswith("low_")):
-        raise FileError(
-            f"{folder} was made by an older version, which did not keep the scaling of features: run it anew"
-        )
     learner.seen = [replace(task, attributes=None, scaling=None) for task in learner.seen]
     return learner.eval()
 

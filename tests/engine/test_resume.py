@@ -250,7 +250,8 @@ def test_a_damaged_run_file_is_named(tmp_path: Path) -> None:
 def test_what_a_killed_write_left_is_removed(tmp_path: Path) -> None:
     experiment = make_experiment("finetune")
     StoppedAt(experiment, tmp_path, 8).execute()
-    for folder in (tmp_path, tmp_path / "model"):
+    (tmp_path / "model" / "learner").mkdir()  # as zero-shot RKR has it
+    for folder in (tmp_path, tmp_path / "model", tmp_path / "model" / "learner"):
         (folder / ".rkr-0123456789abcdef.tmp").write_bytes(b"half")
     execute(tmp_path, experiment)
     assert not list(tmp_path.rglob("*.tmp"))

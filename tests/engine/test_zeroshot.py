@@ -193,8 +193,10 @@ def test_a_complete_run_may_be_found_so_by_several_at_once(tmp_path: Path) -> No
         assert execute(tmp_path, experiment)
         with pytest.raises(UsageError, match="holds a run with other settings"):
             execute(tmp_path, make_experiment("rkr", tasks=1, settings={"method": "other"}))
+        other = make_stream(1)
+        other.tasks[0].test.x[-1, -1] += 1
         with pytest.raises(UsageError, match=r"holds a run with other settings \(the data have changed\)"):
-            execute(tmp_path, make_experiment("rkr", tasks=1, settings={**experiment.settings, "stream_sha256": "0"}))
+            execute(tmp_path, make_experiment("rkr", stream=other))
     (tmp_path / "results.jsonl").unlink()
     with RunFolder(tmp_path).locked(), pytest.raises(UsageError, match="another process is running this"):
         execute(tmp_path, experiment)

@@ -636,6 +636,7 @@ def test_inputs_that_no_unit_uses_stay_as_they_are() -> None:
     learner.begin_epoch(0.9)
     encoder.zero_grad()
     learner.loss(x, y).loss.backward()
+    learner.before_step(torch.optim.SGD(encoder.parameters()))
     gone = [{2, 4}, {7}, {0, 9}]
     gone[1] |= {j for j in range(10) if not (mu[:, j] > 1e-4).any()}
     gone[0] |= {j for j in range(D) if not (hidden[:, j] > 1e-4).any()}
@@ -656,6 +657,7 @@ def test_inputs_that_no_unit_uses_stay_as_they_are() -> None:
     encoder.requires_grad_(True)
     encoder.zero_grad()
     learner.loss(*batch(third)).loss.backward()
+    learner.before_step(torch.optim.SGD(encoder.parameters()))
     assert hidden.grad is not None
     assert hidden.grad[:, 5].any()
     assert hidden.grad[:, [2, 4]].any()

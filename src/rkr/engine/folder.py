@@ -24,6 +24,9 @@ from rkr.engine.state import load_state, save_state
 from rkr.errors import FileError, UsageError
 
 
+DATA = "stream_sha256"  # among the settings: a hash of all samples
+
+
 class RunFolder:
     """The only writer of a run's files."""
 
@@ -55,12 +58,15 @@ class RunFolder:
         finally:
             lock.release()
 
-    def begin(self, settings: dict[str, Any], about: dict[str, Any]) -> None:
-        """Write what is run, or check that the folder is of the same run. Half-written files of a kill are removed."""
-        for folder in (self.path, self.model, self.candidates):
-            for left in folder.glob(f"{TEMPORARY}*.tmp"):
-                with contextlib.suppress(OSError):
-                    left.unlink()
+    def begin(self, settings: dict[str, Any], data: str, about: dict[str, Any]) -> None:
+        """Write what is run, or check that the folder is of the same run. Half-written files of a kill are removed.
+
+        `data` is a hash of all samples.
+        """
+        settings = {**settings, DATA: data}
+        for left in self.path.rglob(f"{TEMPORARY}*.tmp"):
+            with contextlib.suppress(OSError):
+                left.unlink()
         if self._settings.exists():
             try:
                 there = json.loads(self._settings.read_text())["settings"]
@@ -69,8 +75,7 @@ class RunFolder:
             wanted = json.loads(json.dumps(settings))
             if there != wanted:
                 key, old, new = next(_differences(there, wanted))
-                data = "stream_sha256"  # of all samples, in words: nobody can read the two numbers
-                how = "the data have changed" if key == data else f"{key} is {old!r} there, {new!r} now"
+                how = "the data have changed" if key == DATA else f"{key} is {old!r} there, {new!r} now"
                 raise UsageError(
                     f"{self.path} holds a run with other settings ({how}): "
                     "choose another folder with --out, or remove that one"

@@ -118,7 +118,7 @@ class Run(Loop):
     def _execute(self) -> bool:
         e, tasks = self.experiment, self.experiment.stream.tasks
         if self.fabric.is_global_zero:
-            self.folder.begin(e.settings, e.about)
+            self.folder.begin(e.settings, e.stream.describe()["sha256"], e.about)
         self.fabric.barrier()
         if self.folder.finished:
             if self.fabric.is_global_zero:

@@ -132,9 +132,12 @@ class Learner(nn.Module):
     as_augmented: ClassVar[Sequence[str]] = ()
     """Options that are as in the augmentation of the recipe, unless they are set."""
 
-    class_incremental: ClassVar[bool] = False
-    """Whether the method is made for tests in which the task is not told: these come after every task then, not only
-    after the last."""
+    untold: ClassVar[str] = "last"
+    """When to test without telling the task: after the "last" task, after "every" one, for which class-incremental
+    methods are made, or "never"."""
+
+    loadable: ClassVar[bool] = True
+    """Whether `rkr.load_learner` can load what was learned."""
 
     learns_its_size: ClassVar[str] = ""
     """If training decides on the capacity: what it is before, in words."""

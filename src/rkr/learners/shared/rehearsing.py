@@ -21,7 +21,7 @@ class Rehearsing(Taught):
     """
 
     learns_its_size = "this is with a full memory"
-    class_incremental = True
+    untold = "every"
 
     sample_bytes: Tensor
 

@@ -8,17 +8,20 @@ they do about that.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from rkr.errors import UsageError
+from rkr.errors import FileError, UsageError
 from rkr.learners.learner import Capacity, Learner, MakeNetwork, Outcome, ReadSamples, SeenTask, nbytes, plain_size
 from rkr.learners.zeroshot.classifier import ClassifierOptions, train_classifier
 from rkr.measures import harmonic_mean, unseen_and_seen
 
 Gaussian = tuple[Tensor, Tensor]
+
+SCALING = ("low_", "width_")  # buffers of each task, by its number: what is taken from features, and divides them
 
 
 class AttributeVae(Protocol):
@@ -61,6 +64,8 @@ class ZeroShot(Learner):
         head: Not used: there is no classification layer in it.
         classifier: Fields of `ClassifierOptions`.
     """
+
+    untold = "never"  # features of each task are scaled in a way of its own
 
     def __init__(self, make: MakeNetwork, head: str = "", *, classifier: dict[str, Any] | None = None) -> None:
         super().__init__(make, head)
@@ -106,8 +111,8 @@ class ZeroShot(Learner):
         self.classifiers.append(nn.Linear(self.vae.latent, task.classes).to(device))
         for done in (*self.attribute_vaes[:-1], *self.classifiers):
             done.requires_grad_(False)
-        for name, value in zip(("low", "width"), task.scaling or (), strict=False):
-            self.register_buffer(f"{name}_{task.number}", value.clone())
+        for name, value in zip(SCALING, task.scaling or (), strict=False):
+            self.register_buffer(f"{name}{task.number}", value.clone())
 
     @property
     def attribute_vae(self) -> AttributeVae:
@@ -163,8 +168,15 @@ class ZeroShot(Learner):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **options: Any) -> Any:
         """Runs that an older version began have no scaling in their state: it is what `begin` was told."""
-        told = {key: value for key, value in self.named_buffers() if key.startswith(("low_", "width_"))}
+        told = {key: value for key, value in self.named_buffers() if key.startswith(SCALING)}
         return super().load_state_dict({**told, **state_dict}, *args, **options)
+
+    def restore(self, folder: Path) -> None:
+        super().restore(folder)
+        if any(bool(value.isnan().any()) for key, value in self.named_buffers() if key.startswith(SCALING)):
+            raise FileError(
+                f"{folder} was made by an older version, which did not keep the scaling of features: run it anew"
+            )
 
     def capacity(self) -> Capacity:
         """Of the encoder of images, which is all that the paper counts; bytes are of classifiers too.

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
+from torch.optim import Optimizer
 
 from rkr.errors import UsageError
-from rkr.learners.learner import MakeNetwork, Phase, ReadSamples, SeenTask
+from rkr.learners.learner import MakeNetwork, Phase, ReadSamples
+from rkr.learners.shared.anchor import gradient
 from rkr.learners.zeroshot.learner import Gaussian
 from rkr.learners.zeroshot.penalty import Guarded
 
@@ -44,13 +45,9 @@ class Lzsl(Guarded):
         if distillation < 0:
             raise UsageError(f"distillation must be at least 0, not {distillation!r}")
         self.distillation = distillation
-        self._hooks: list[RemovableHandle] = []
+        self._masked: list[tuple[Tensor, Tensor]] | None = []  # weights with unused inputs; None: to be looked up
         for i, weight in enumerate(self._weights()):
             self.register_buffer(f"mask_{i}", torch.ones(weight.shape[1], device=weight.device))  # of input units
-
-    def begin(self, task: SeenTask) -> None:
-        super().begin(task)
-        self._release()
 
     def phases(self) -> Sequence[Phase]:
         if self.task.number == 0:
@@ -59,6 +56,7 @@ class Lzsl(Guarded):
 
     def prepare(self, phase: Phase, train: ReadSamples) -> None:
         encoder = self.vae.encoder
+        self._masked = []
         if phase.name == "last layer":
             encoder.requires_grad_(False)
             for p in list(encoder.parameters())[-2:]:
@@ -66,9 +64,17 @@ class Lzsl(Guarded):
         elif phase.name == "selective retraining":
             encoder.requires_grad_(True)
             for i, weight in enumerate(self._weights()):
-                mask = self._mask(i)
-                mask.copy_((weight > USED).any(0))
-                self._hooks.append(weight.register_hook(lambda grad, mask=mask: grad * mask))
+                self._mask(i).copy_((weight > USED).any(0))
+            self._masked = None  # a run that is resumed gets its masks after this
+
+    @torch.no_grad()
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Weights from unused inputs stay. Most layers have none of these, and nothing is done about them."""
+        if self._masked is None:
+            masks = [(weight, self._mask(i)) for i, weight in enumerate(self._weights())]
+            self._masked = [(weight, mask) for weight, mask in masks if not mask.all()]
+        for weight, mask in self._masked:
+            gradient(weight).mul_(mask)
 
     def extra_loss(self, x: Tensor, visual: Gaussian) -> Tensor | None:
         if self.previous is None or not self.distillation:
@@ -77,10 +83,6 @@ class Lzsl(Guarded):
             wanted = self.previous(x)
         far = [F.l1_loss(now, then, reduction="sum") for now, then in zip(visual, wanted, strict=True)]
         return self.distillation * torch.stack(far).sum()
-
-    def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
-        self._release()
-        super().end(train, validation)
 
     def notes(self) -> dict[str, Any]:
         if self.previous is None:
@@ -93,8 +95,3 @@ class Lzsl(Guarded):
 
     def _mask(self, i: int) -> Tensor:
         return self.get_buffer(f"mask_{i}")
-
-    def _release(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()

@@ -25,6 +25,8 @@ class Ridge(Learner):
     """
 
     isolating = True
+    untold = "never"
+    loadable = False
 
     def __init__(self, make: MakeNetwork, head: str = "") -> None:
         super().__init__(make, head)

@@ -10,7 +10,7 @@ from torch import Tensor
 from rkr.core.model import RectifiedModel, rectify
 from rkr.core.options import Options
 from rkr.errors import UsageError
-from rkr.learners.learner import Capacity, Learner, MakeNetwork, SeenTask, nbytes
+from rkr.learners.learner import Capacity, MakeNetwork, SeenTask, nbytes
 from rkr.learners.zeroshot.learner import Gaussian, ZeroShot
 
 
@@ -78,7 +78,7 @@ class ZeroShotRkr(ZeroShot):
     def export(self, folder: Path) -> None:
         """The encoders as a model folder for `rkr.load`, one file a task; attribute encoders and classifiers beside."""
         self.model.save(folder)
-        Learner.export(self, folder / "learner")
+        super().export(folder / "learner")
 
     def restore(self, folder: Path) -> None:
-        Learner.restore(self, folder / "learner")
+        super().restore(folder / "learner")
