@@ -27,7 +27,7 @@ def stepper(method: str, tasks: int, fused: bool = True, encoder: bool = True, *
     trains the same.
     """
     torch.manual_seed(0)
-    learner = ZERO_SHOT_METHODS[method].build(CadaVae, "", classifier={"epochs": 1}, **options)
+    learner = ZERO_SHOT_METHODS[method].build(CadaVae, "", **options)
     names = tuple(map(str, range(CLASSES)))
     for number in range(tasks):
         attributes = torch.rand(CLASSES, ATTRIBUTES)

@@ -59,8 +59,6 @@ def begun(
     seen: dict[str, Any] = {}
     if zero_shot:
         seen = {"attributes": torch.zeros(max(tasks), 2), "unseen": (1,)}
-        if "classifier" in method.options:
-            options = {**options, "classifier": {"epochs": 1}}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that the base was not trained: it is only counted
         learner = method.build(make, head, **options)

@@ -99,7 +99,7 @@ class Plan:
         One rule serves all methods, each in a run of its own without these classes, once for all seeds. One number for
         all would not do: how fast classifiers learn depends on how far apart the latents of a method lie.
         """
-        having = tuple(name for name in self.methods if "classifier" in self.recipe.method(name).method.options)
+        having = tuple(n for n in self.methods if "classifier" in self.recipe.method(n).method.learner.as_in_recipe)
         if not self.recipe.chooses_epochs or not having:
             return None
         return dataclasses.replace(
@@ -112,7 +112,7 @@ class Plan:
 
         assert self.before is not None
         job = next(job for job in self.before.jobs if (job.method, job.order) == (method, order))
-        result = read_result(self.before.folder(job))
+        result = read_result(self.before.folder(job), epochs=False)
         return {name: notes["classifier_epochs"] for name, notes in zip(result.tasks, result.notes, strict=True)}
 
     def experiment(self, job: Job, **settings: str) -> Experiment:
@@ -126,6 +126,9 @@ class Plan:
         method, order, seed = job
         recipe = self.recipe.changed(self.epochs, seed, self.limit)
         chosen, training = recipe.method(method), recipe.training
+        if self.before is not None and method in self.before.methods:
+            recipe = recipe.with_classifier(epochs=self._chosen_epochs(method, order))
+            settings["classifier_epochs"] = "validation"  # where the numbers are from
         stream = recipe.stream(order, self.data)
         if recipe.zero_shot and recipe.takes != stream.input_shape:  # networks for images were tried on theirs
             wanted, there = ("x".join(map(str, shape)) for shape in (recipe.takes, stream.input_shape))
@@ -134,14 +137,6 @@ class Plan:
                 f"set network.in_features = {there}"
             )
         augment = Augment(**training.augment.model_dump()) if any(training.augment.model_dump().values()) else None
-        decided = self.recipe.resolved(method, order, self.epochs, seed, self.limit)
-        options = recipe.options(method)
-        if "classifier" in chosen.method.options:
-            classifier = dict(recipe.classifier)
-            if recipe.chooses_epochs:
-                classifier["epochs"] = self._chosen_epochs(method, order)
-                decided["classifier_epochs"] = "validation"  # where the numbers are from
-            options["classifier"] = decided["options"]["classifier"] = classifier
         about = {
             "recipe": self.root.name,
             "method": method,
@@ -159,13 +154,13 @@ class Plan:
             make=recipe.build_network,
             head=recipe.network.head,
             method=chosen.method,
-            options=options,
+            options=recipe.options(method),
             schedule=training,
             augment=augment,
             seed=training.seed,
             channels_last=training.memory_format == "channels_last",
             agnostic=chosen.method.learner.untold,
-            settings={**decided, **settings},
+            settings={**recipe.resolved(method, order), **settings},
             about=about,
         )
 

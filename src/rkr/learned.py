@@ -35,7 +35,7 @@ def load_learner(run: str | os.PathLike[str]) -> Learner:
     from rkr.report import read_result
 
     folder = Path(run)
-    result = read_result(folder)
+    result = read_result(folder, epochs=False)
     stream = result.record["stream"]
     settings, tasks = result.settings, stream["tasks"][: result.done]
     methods = METHODS if result.measure == "accuracy" else ZERO_SHOT_METHODS

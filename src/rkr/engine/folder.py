@@ -23,7 +23,6 @@ from rkr.atomic import TEMPORARY, write_atomic
 from rkr.engine.state import load_state, save_state
 from rkr.errors import FileError, UsageError
 
-
 DATA = "stream_sha256"  # among the settings: a hash of all samples
 
 

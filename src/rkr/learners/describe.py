@@ -27,7 +27,8 @@ def option_texts(method: Method) -> dict[str, tuple[object, str]]:
     for kind in (Options, *reversed(method.learner.__mro__)):
         for name, text in _entries(inspect.cleandoc(kind.__doc__ or "")).items():
             said[name] = SEE.sub(said.get(name, ""), text)
-    return {name: (value, said.get(name, "")) for name, value in method.options.items() if name != "classifier"}
+    own = {name: value for name, value in method.options.items() if name not in method.learner.as_in_recipe}
+    return {name: (value, said.get(name, "")) for name, value in own.items()}
 
 
 def _entries(text: str) -> dict[str, str]:

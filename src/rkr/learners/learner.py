@@ -132,6 +132,9 @@ class Learner(nn.Module):
     as_augmented: ClassVar[Sequence[str]] = ()
     """Options that are as in the augmentation of the recipe, unless they are set."""
 
+    as_in_recipe: ClassVar[Sequence[str]] = ()
+    """Options that are the same for all methods, and have a section of the recipe for themselves."""
+
     untold: ClassVar[str] = "last"
     """When to test without telling the task: after the "last" task, after "every" one, for which class-incremental
     methods are made, or "never"."""

@@ -172,10 +172,11 @@ class Recipe(Settings):
         return self.methods.get(name) or MethodSettings(learner=name, zero_shot=self.zero_shot)
 
     def options(self, name: str) -> dict[str, Any]:
-        """The options of a method that are set here, or follow from how images are augmented."""
+        """The options of a method that are set here, for it or for all, or follow from how images are augmented."""
         chosen = self.method(name)
-        augment = self.training.augment.model_dump()
-        return {**{option: augment[option] for option in chosen.method.learner.as_augmented}, **chosen.options}
+        learner, augment = chosen.method.learner, self.training.augment.model_dump()
+        for_all = {option: getattr(self, option) for option in learner.as_in_recipe}
+        return {**{option: augment[option] for option in learner.as_augmented}, **for_all, **chosen.options}
 
     def changed(self, epochs: int | None = None, seed: int | None = None, limit: int | None = None) -> Recipe:
         """The recipe with a longer or shorter schedule, another seed, or fewer training images of a class."""
@@ -194,9 +195,12 @@ class Recipe(Settings):
         if isinstance(self.stream, StreamSettings):
             images = self.stream.with_changes(part="validation", validation=self.stream.validation or 0.2)
             return self.model_copy(update={**named, "stream": images, "paper": ()})
-        classifier = {**self.classifier, "epochs": "validation"}
         stream = self.stream.with_changes(part="validation")
-        return self.model_copy(update={**named, "stream": stream, "classifier": classifier, "paper": ()})
+        return self.with_classifier(epochs="validation").model_copy(update={**named, "stream": stream, "paper": ()})
+
+    def with_classifier(self, **changes: Any) -> Recipe:
+        """The recipe with other settings of the classifiers of zero-shot tasks."""
+        return self.model_copy(update={"classifier": {**self.classifier, **changes}})
 
     @property
     def chooses_epochs(self) -> bool:
@@ -217,8 +221,6 @@ class Recipe(Settings):
         recipe.stream.check_order(order)
         chosen = recipe.method(method)
         options = {**chosen.method.options, **recipe.options(method)}
-        if "classifier" in options:
-            options["classifier"] = self.classifier
         parts = recipe.model_dump(mode="json", include={"stream", "network", "training"})
         return {
             "recipe": self.name,

@@ -323,10 +323,11 @@ class MethodSettings(Settings):
         known_methods = methods(self.zero_shot)
         if self.learner not in known_methods:
             raise problem("learner", f"no method is called {self.learner!r}{choose(self.learner, known_methods)}")
-        known = {name: value for name, value in self.method.options.items() if name != "classifier"}
+        for_all = self.method.learner.as_in_recipe
+        known = {name: value for name, value in self.method.options.items() if name not in for_all}
         for name in self.options:
-            if name == "classifier" and self.zero_shot:
-                raise problem(name, "the same for all methods, in a section [classifier] of its own")
+            if name in for_all:
+                raise problem(name, f"the same for all methods, in a section [{name}] of its own")
             if name not in known:
                 options = choose(name, known) if known else "; it has none"
                 raise problem(name, f"{self.learner} has no such option{options}")

@@ -66,7 +66,7 @@ SPLIT = ("tasks", "validation", "limit", "part", "first")  # of the stream's set
 WITHOUT_OPTIMIZER = {"sgd": ("betas", "eps", "amsgrad"), "adam": ("momentum",)}  # settings that it does not have
 
 PUBLISHED = "ABCDE"
-RANDOM_ORDER, PUBLISHED_ORDER, FIXED_ORDER = "random, by a seed", "published, A to E", "fixed"
+RANDOM_ORDER, PUBLISHED_ORDER = "random, by a seed", "published, A to E"
 FIRST_ORDER = "as listed, or with another data set first"
 
 

@@ -166,7 +166,7 @@ def zero_shot_stream(sources: Sequence[ZeroShotSource], scaler: str = "train", v
                 f"features of {first.name} have {first.features.shape[1]} dimensions, those of {source.name} "
                 f"{source.features.shape[1]}: one stream takes features of one kind"
             )
-        if any(source is other or source.name == other.name for other in sources[:i]):
+        if any(source.name == other.name for other in sources[:i]):
             raise UsageError(f"{source.name} comes twice: a stream learns a data set once")
     tasks = [_task(source, scaler) for source in sources]
     if validation:

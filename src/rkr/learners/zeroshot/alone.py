@@ -42,5 +42,5 @@ class Original(Base):
         return encoder(x)
 
     @property
-    def encoders(self) -> float:
+    def kept_encoders(self) -> int:
         return len(self.seen)

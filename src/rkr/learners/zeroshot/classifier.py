@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ class ClassifierOptions:
     source: str = "attributes"
     batch: int = 32
     lr: float = 1e-3
-    betas: tuple[float, float] = field(default=(0.5, 0.999))
+    betas: tuple[float, float] = (0.5, 0.999)
 
     def __post_init__(self) -> None:
         numbers = self.epochs.values() if isinstance(self.epochs, dict) else [self.epochs]

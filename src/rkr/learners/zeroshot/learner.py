@@ -65,11 +65,12 @@ class ZeroShot(Learner):
         classifier: Fields of `ClassifierOptions`.
     """
 
+    as_in_recipe = ("classifier",)
     untold = "never"  # features of each task are scaled in a way of its own
 
     def __init__(self, make: MakeNetwork, head: str = "", *, classifier: dict[str, Any] | None = None) -> None:
         super().__init__(make, head)
-        self.classifier = ClassifierOptions.from_json(classifier or {})
+        self.classifier_options = ClassifierOptions.from_json(classifier or {})
         self.network = make()
         self._plain = plain_size(self.vae.encoder)
         self.attribute_vaes = nn.ModuleList()
@@ -88,7 +89,7 @@ class ZeroShot(Learner):
         return None
 
     @property
-    def encoders(self) -> float:
+    def kept_encoders(self) -> int:
         """How many encoders of images must be kept."""
         return 1
 
@@ -105,7 +106,7 @@ class ZeroShot(Learner):
             raise UsageError(
                 f"task {task.name!r} has no unseen classes with attributes: this method is for zero-shot learning"
             )
-        self.classifier.epochs_of(task.name)  # fails now rather than after hours of training
+        self.classifier_options.epochs_of(task.name)  # fails now rather than after hours of training
         device = next(self.network.parameters()).device
         self.attribute_vaes.append(self.vae.attribute_vae(task.attributes.shape[1]))
         self.classifiers.append(nn.Linear(self.vae.latent, task.classes).to(device))
@@ -139,9 +140,9 @@ class ZeroShot(Learner):
         """Train the task's classifier on latents of all its classes."""
         z, y = self._latents(train)
         head = cast("nn.Linear", self.classifiers[-1])
-        epochs = self.classifier.epochs_of(self.task.name)
+        epochs = self.classifier_options.epochs_of(self.task.name)
         if epochs is not None:
-            train_classifier(head, z, y, self.classifier, epochs)
+            train_classifier(head, z, y, self.classifier_options, epochs)
             self._notes = {"classifier_epochs": epochs}
             return
         if validation is None:
@@ -184,8 +185,8 @@ class ZeroShot(Learner):
         The scaling of features, 2 D numbers a task, is left out.
         """
         n = self._plain.parameters
-        stored = round(self.encoders * nbytes(self.vae.encoder)) + nbytes(self.classifiers)
-        return Capacity(round(self.encoders * n), n, stored, self._plain.multiply_adds)
+        stored = self.kept_encoders * nbytes(self.vae.encoder) + nbytes(self.classifiers)
+        return Capacity(self.kept_encoders * n, n, stored, self._plain.multiply_adds)
 
     def notes(self) -> dict[str, Any]:
         return self._notes
@@ -195,7 +196,7 @@ class ZeroShot(Learner):
     @torch.no_grad()
     def _latents(self, train: ReadSamples) -> tuple[Tensor, Tensor]:
         """Latents and labels for the classifier, the same number for each seen class and for each unseen one."""
-        task, options = self.task, self.classifier
+        task, options = self.task, self.classifier_options
         assert task.attributes is not None
         counts = torch.full((task.classes,), options.seen)
         counts[list(task.unseen)] = options.unseen
@@ -211,7 +212,7 @@ class ZeroShot(Learner):
 
     def _latents_of_images(self, train: ReadSamples) -> tuple[Tensor, Tensor]:
         """One latent for each of the first images of every seen class; those of a class with fewer are repeated."""
-        task, wanted = self.task, self.classifier.seen
+        task, wanted = self.task, self.classifier_options.seen
         found = [(self.encode(x, task.number), y - task.start) for x, y in train()]
         mu, logvar = (torch.cat([gaussian[i] for gaussian, _ in found]) for i in range(2))
         labels = torch.cat([y for _, y in found])
@@ -238,7 +239,7 @@ class ZeroShot(Learner):
             if curve[-1] > max(curve[:-1], default=-1.0) or not max(curve):  # zeros say nothing: the longest then
                 best[:] = head.weight.clone(), head.bias.clone()
 
-        train_classifier(head, z, y, self.classifier, self.classifier.longest, test)
+        train_classifier(head, z, y, self.classifier_options, self.classifier_options.longest, test)
         head.weight.copy_(best[0])
         head.bias.copy_(best[1])
         chosen = curve.index(max(curve)) + 1 if max(curve) else len(curve)

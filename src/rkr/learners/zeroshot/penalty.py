@@ -30,7 +30,7 @@ class Guarded(ZeroShot):
         super().begin(task)
 
     @property
-    def encoders(self) -> float:
+    def kept_encoders(self) -> int:
         return 1 if self.previous is None else 2
 
 
