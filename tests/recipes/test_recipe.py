@@ -1,6 +1,8 @@
 """The recipes that come with the package, against the paper; what a recipe makes; shorter schedules."""
 
+import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,10 @@ import pytest
 import rkr
 from rkr.errors import UsageError
 from rkr.learners import METHODS
+from rkr.learners.zeroshot import ClassifierOptions
 from rkr.recipes import list_recipes, load_recipe
 from rkr.recipes.load import recipe_names
-from rkr.recipes.settings import TrainingSettings
+from rkr.recipes.settings import AugmentSettings, StreamSettings, TrainingSettings, ZeroShotSettings
 from rkr.tasks import Augment
 
 Write = Callable[..., Path]
@@ -50,6 +53,34 @@ def test_all_are_there() -> None:
         for name in recipe.methods:
             settings = recipe.resolved(name, recipe.orders[0])
             assert json.loads(json.dumps(settings)) == settings
+
+
+SECTIONS = {
+    "`[stream]`": StreamSettings,
+    '`[stream]` of kind "zero-shot"': ZeroShotSettings,
+    "`[training]`": TrainingSettings,
+    "`[training.augment]`": AugmentSettings,
+}
+
+
+def test_the_page_has_every_key_and_what_holds_without_it() -> None:
+    """In a table of sections, as `key` or `key = value`."""
+    page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text("utf-8")
+    keys = {
+        section: {name: None if field.is_required() else field.default for name, field in kind.model_fields.items()}
+        for section, kind in SECTIONS.items()
+    }
+    keys["`[classifier]` of zero-shot tasks"] = {
+        field.name: field.default for field in dataclasses.fields(ClassifierOptions)
+    }
+    for section, wanted in keys.items():
+        (row,) = re.findall(rf"^\| {re.escape(section)} \|.*$", page, re.MULTILINE)
+        said = dict(re.findall(r"`(\w+)(?: = ([^`]+))?`", row))
+        assert wanted.keys() - said.keys() - {"kind", "augment"} == set(), section
+        for name, text in said.items():
+            if text and name in wanted:
+                value = wanted[name]
+                assert json.loads(text) == (list(value) if isinstance(value, tuple) else value), name
 
 
 def test_every_number_that_can_be_counted_is_what_the_network_gives() -> None:

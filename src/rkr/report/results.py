@@ -284,7 +284,7 @@ def _names(runs: Sequence[Result]) -> list[str]:
 
 
 def flat_options(options: Mapping[str, Any], above: str = "") -> dict[str, str]:
-    """Options within options by their path, such as "classifier.lr", the values as JSON; texts as they are."""
+    """Options within options by their path, such as "inner.rank", the values as JSON; texts as they are."""
     flat: dict[str, str] = {}
     for name, value in options.items():
         if isinstance(value, Mapping) and value:
