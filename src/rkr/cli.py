@@ -444,6 +444,8 @@ def tune(
     print(f"chosen: {chosen}; as a section for a recipe in {search.chosen(plan)}")
     if equal := as_good(found):
         print(f"as good: {', '.join(equal)}; the first one tried was chosen")
+    if not any(found.values()):
+        print("all are 0, which decides nothing: train for longer, or on more samples")
     for option in at_an_edge(search, found, diverged):
         print(f"{option}: the best value is at the edge of what was tried; try more beyond it with --grid")
 

@@ -235,8 +235,33 @@ def run_plan(plan: Plan, how: How, watch: Watch, more: bool = False) -> bool:
         raise UsageError("--workers: the processes of torchrun share every run; give either torchrun or --workers")
     if MARK not in os.environ:  # else the process that started this one has done both
         _try_methods(plan)
-        if plan.before is not None and not run_plan(plan.before, how, watch, more=True):
+        if plan.before is not None:
+            return _after_validation(plan, plan.before, how, watch, more)
+    return _all_runs(plan, how, watch, more)
+
+
+def _after_validation(plan: Plan, before: Plan, how: How, watch: Watch, more: bool) -> bool:
+    """Do the runs that a plan needs first, then its own; of a method that diverges in the first, none."""
+    from rkr.engine.folder import RunFolder
+    from rkr.engine.loop import Diverged
+
+    diverged: Diverged | None = None
+    try:
+        if not _all_runs(before, how, watch, more=True):
             return False
+    except Diverged as error:
+        diverged = error
+    lost = {job.method for job in before.jobs if not RunFolder(before.folder(job)).finished}
+    rest = dataclasses.replace(plan, methods=tuple(name for name in plan.methods if name not in lost))
+    if rest.methods and not _all_runs(rest, how, watch, more):
+        return False
+    if diverged is not None:
+        raise Diverged(f"on validation classes, so that {', '.join(sorted(lost))} cannot be tested: {diverged}")
+    return True
+
+
+def _all_runs(plan: Plan, how: How, watch: Watch, more: bool) -> bool:
+    """See `run_plan`."""
     if how.workers == 1 or len(plan.jobs) == 1:  # then other workers train candidates, if the method has some
         return _one_by_one(plan, how, watch, more)
     return _at_once(plan, how, watch)

@@ -108,7 +108,7 @@ def load_exhibit(name: str) -> Exhibit:
 class State:
     """How far an exhibit is."""
 
-    done: int  # runs
+    done: int  # runs, those on validation classes among them
     of: int
     data: str  # "here", "downloads itself", or what is missing
 
@@ -118,7 +118,7 @@ def state_of(exhibit: Exhibit, out: Path, data: Data = None, quick: bool = False
     from rkr.engine.folder import RunFolder
     from rkr.tasks import missing_data
 
-    plans = exhibit.plans(out, quick=quick)
+    plans = [each for plan in exhibit.plans(out, quick=quick) for each in (plan.before, plan) if each is not None]
     done = sum(RunFolder(plan.folder(job)).finished for plan in plans for job in plan.jobs)
     lacks = [missing_data(plan.recipe.stream.needs, data) for plan in plans]
     return State(done, sum(len(plan.jobs) for plan in plans), next((lack for lack in lacks if lack), "here"))

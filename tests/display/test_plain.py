@@ -87,11 +87,6 @@ def test_ends() -> None:
         "a: failed: the disk is full",
         "a: task 2/2 (x): 0.00 %, mean 50.00 %, 0:01, EARLIER TASKS CHANGED",
     ]
-    stream = io.StringIO()
-    watch = Plain(stream)
-    watch(Started("a", "f", ("x",), 7, 3, 7, True))  # all epochs over, the test is not
-    watch(Stopped("a", "f", 3, 7))
-    assert stream.getvalue().splitlines()[-1] == f"a: stopped at task 3, epoch 7: {again}"
 
 
 def test_a_stream_that_cannot_write_every_letter() -> None:

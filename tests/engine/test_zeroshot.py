@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.optim import Adam, Optimizer
 
 from rkr.engine import Experiment, Run
+from rkr.engine.events import EpochEnd, Event, Started, Stopped
 from rkr.engine.folder import RunFolder
 from rkr.engine.processes import make_fabric
 from rkr.engine.samples import derived
@@ -28,6 +30,7 @@ from rkr.errors import UsageError
 from rkr.learners import Method
 from rkr.learners.learner import Outcome, Phase, ReadSamples
 from rkr.learners.zeroshot import Lzsl, ZeroShot
+from rkr.learners.zeroshot import learner as learner_module
 from rkr.report import read_result
 from rkr.tasks import Batches, Stream, Task, Training
 from rkr.tasks.task import Features
@@ -183,6 +186,36 @@ def test_twice_the_same_and_another_seed_not(tmp_path: Path, method: str) -> Non
     a, b, c = (outcome(tmp_path / name) for name in "abc")
     assert a == b
     assert a["results.jsonl"] != c["results.jsonl"]
+
+
+@pytest.mark.parametrize("method", ["rkr", "lzsl"])
+def test_ctrl_c_while_a_classifier_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """It stops at once; the classifier is trained again. Epochs are counted through both passes of LZSL."""
+    experiment = make_experiment(method)
+    execute(tmp_path / "whole", experiment)
+    train, calls = learner_module.train_classifier, 0
+
+    def train_and_stop(*arguments: Any) -> None:
+        nonlocal calls
+        train(*arguments)
+        calls += 1
+        if calls == 2:  # of the second task
+            os.kill(os.getpid(), signal.SIGINT)
+            raise AssertionError("went on")
+
+    monkeypatch.setattr(learner_module, "train_classifier", train_and_stop)
+    events: list[Event] = []
+    run = Run(experiment, tmp_path / "parts", make_fabric("cpu"), events.append, save_minutes=FOREVER)
+    assert not run.execute()
+    last = (2 if method == "lzsl" else 1) * EPOCHS - 1
+    assert events[-1] == Stopped(experiment.label, str(tmp_path / "parts"), 2, last)
+    events.clear()
+    assert Run(experiment, tmp_path / "parts", make_fabric("cpu"), events.append, save_minutes=FOREVER).execute()
+    assert isinstance(events[0], Started)
+    assert (events[0].number, events[0].epoch, events[0].resumed) == (2, last, True)
+    assert not [event for event in events if isinstance(event, EpochEnd) and event.number < 3]
+    assert calls == 4  # one was left, and came again
+    assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
 
 
 def test_a_complete_run_may_be_found_so_by_several_at_once(tmp_path: Path) -> None:

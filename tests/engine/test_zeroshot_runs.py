@@ -16,6 +16,7 @@ from small_zeroshot import outcome
 
 import rkr
 from rkr import experiments
+from rkr.engine.loop import Diverged
 from rkr.engine.run import Run
 from rkr.errors import FileError, UsageError
 from rkr.experiments import How, Plan, run_plan
@@ -264,6 +265,19 @@ def plan(recipe: Path, **changes: Any) -> Plan:
     data = str(recipe.parent / "data")
     given = {"methods": ("rkr",), "orders": ("fixed",), "out": recipe.parent / "a", "data": data, **changes}
     return Plan(load_recipe(recipe), str(recipe), **given)
+
+
+def test_a_method_that_diverges_on_validation_classes_does_not_keep_others_from_running(recipe: Path) -> None:
+    recipe.write_text(RECIPE + "\n[methods.lzsl]\ndistillation = 1e39\n")
+    made = plan(recipe, methods=("lzsl", "sft"))
+    for _ in range(2):
+        with pytest.raises(Diverged, match=r"^on validation classes, so that lzsl cannot be tested: .* 'TWO' is "):
+            run_plan(made, How(threads=1), lambda _: None)
+        lzsl, sft = made.jobs
+        assert read_result(made.folder(sft)).finished
+        assert not made.folder(lzsl).exists()
+    with pytest.raises(Diverged, match="cannot be tested"):
+        run_plan(plan(recipe, methods=("lzsl",)), How(threads=1), lambda _: None)
 
 
 def test_what_comes_before(recipe: Path) -> None:

@@ -196,8 +196,10 @@ def test_state(run_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pyt
     assert (state.done, state.of, state.data) == (1, 5 * methods, "cifar100 will be downloaded, 169 MB")
     (tmp_path / "data" / "cifar-100-python").mkdir(parents=True)
     assert state_of(load_exhibit("table-lenet"), tmp_path, tmp_path / "data").data == "here"
-    lacks = state_of(load_exhibit("table-gzsl"), tmp_path, tmp_path / "data").data
-    assert lacks == "put xlsa17/data/APY/res101.mat into the folder of data"
+    state = state_of(load_exhibit("table-gzsl"), tmp_path, tmp_path / "data")
+    files = "APY/res101.mat, AWA1/res101.mat, CUB/res101.mat, SUN/res101.mat"
+    assert state.data == f"put {files} into xlsa17/data of the folder of data"
+    assert (state.done, state.of) == (0, 7 * 5 + 7)  # those on validation classes choose for all seeds
     assert "imagenet/val/<class>" in state_of(load_exhibit("table-imagenet"), tmp_path).data
 
 

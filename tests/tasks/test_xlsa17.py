@@ -133,6 +133,7 @@ def assert_equal(a: ZeroShotSource, b: ZeroShotSource) -> None:
 @pytest.mark.parametrize("version", WRITERS)
 def test_content(version: str, tmp_path: Path, alone: Path) -> None:
     made = content()
+    made["att"][:, [2, 7]] = made["att"][:, :1]  # classes 3 and 8 are in no part: how they are described is all one
     put(tmp_path / "xlsa17" / "data" / "BIRDS", made, version)
     source = load_xlsa17("BIRDS", tmp_path)
     assert source.name == "BIRDS"
@@ -173,7 +174,7 @@ def test_formats_are_equal(dtype: Any, tmp_path: Path, alone: Path) -> None:
 
 @pytest.mark.parametrize("version", WRITERS)
 def test_class_names(version: str, tmp_path: Path, alone: Path) -> None:
-    """Without names, or with numbers in their place, classes are numbered."""
+    """Without names, or with numbers in their place, classes are called as by the features, or else numbered."""
     plain = tuple(f"class {n}" for n in (1, 2, 4, 5, 6, 7))
     made = content()
     for number, names in enumerate((None, column(range(8)))):
@@ -182,6 +183,9 @@ def test_class_names(version: str, tmp_path: Path, alone: Path) -> None:
             changed["allclasses_names"] = names
         put(tmp_path / str(number) / "BIRDS", changed, version)
         assert load_xlsa17("BIRDS", tmp_path / str(number)).class_names == plain
+    named = {**{n: made[n] for n in ("features", "labels")}, "allclasses_names": cell(list("abcde"))}
+    WRITERS[version](tmp_path / "0" / "BIRDS" / "res101.mat", named)
+    assert load_xlsa17("BIRDS", tmp_path / "0").class_names == ("a", "b", "d", "e", "class 6", "class 7")
 
 
 @pytest.mark.parametrize("version", WRITERS)
@@ -392,6 +396,10 @@ def only(name: str, *labels: int) -> Any:
         ({"trainval_loc": np.zeros((0, 1))}, r"att_splits\.mat: 'trainval_loc' has no rows: an empty training set"),
         ({"test_seen_loc": np.zeros((0, 1))}, r"att_splits\.mat: 'test_seen_loc' has no rows: an empty seen set"),
         ({"test_unseen_loc": np.zeros((0, 0))}, r"att_splits\.mat: 'test_unseen_loc' has no rows: an empty unseen set"),
+        (
+            {"att": np.zeros((3, 8))},
+            r"att_splits\.mat: 'att' describes class 1 \(001\.M.*\) and class 2 \(002\.M.*\) by the very same numbers",
+        ),
         (moved("val_loc", "train_loc"), r"att_splits\.mat: class 5 is both in 'train_loc' and in 'val_loc'"),
         (lambda made: {"val_loc": made["test_unseen_loc"]}, r"class 2 of 'val_loc' has no training rows in 'trainval"),
         ({"val_loc": np.zeros((0, 1))}, r"'val_loc' has 0 of 4 seen classes: some, but not all"),

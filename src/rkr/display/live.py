@@ -101,7 +101,7 @@ class Live(Display):
         elif isinstance(event, Finished | Stopped | Failed):
             self._rows.pop(event.run, None)
             style = {Finished: "green", Stopped: "yellow", Failed: "red"}[type(event)]
-            self._print(text.ended(event, row.epochs), style)
+            self._print(text.ended(event), style)
         if self._clock() - self._drawn >= self._pause:
             self._live.refresh()
             self._drawn = self._clock()

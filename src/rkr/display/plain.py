@@ -57,7 +57,7 @@ class Plain(Display):
             proof = text.proof(event)
             self._write(run, text.task_end(event) + (f", {proof}" if proof else ""))
         elif isinstance(event, Finished | Stopped | Failed):
-            self._write(run, text.ended(event, run.epochs))
+            self._write(run, text.ended(event))
             del self._runs[event.run]
 
     def _training(self, event: Progress | EpochEnd, run: _Run, where: str, more: str = "") -> str:

@@ -97,13 +97,13 @@ def proof(event: TaskEnd) -> str:
     return "earlier tasks bit-identical" if event.unchanged else "EARLIER TASKS CHANGED"
 
 
-def ended(event: Event, epochs: int = 0) -> str:
-    """How a run ends. `epochs` of a task, where known: a run that stops after the last one has no next."""
+def ended(event: Event) -> str:
+    """How a run ends."""
     if isinstance(event, Finished):
         how = "already complete" if event.already else f"complete in {duration(event.seconds)}"
         return one_line(f"{event.run}: {how}: {event.folder}")
     if isinstance(event, Stopped):
-        where = candidate(event) or f"epoch {min(event.epoch + 1, epochs or event.epoch + 1)}"
+        where = candidate(event) or f"epoch {event.epoch + 1}"
         return one_line(
             f"{event.run}: stopped at task {event.number}, {where}: "
             "the state is saved; run the same command again to go on"

@@ -25,7 +25,10 @@ class Event:
 
 @dataclass(frozen=True)
 class Started(Event):
-    """A run begins, or goes on from where it was: before epoch `epoch` (0, 1, ...) of task `number` (1, 2, ...)."""
+    """A run begins, or goes on from where it was: before epoch `epoch` (0, 1, ...) of task `number` (1, 2, ...).
+
+    Epochs count through the phases of a task. Where all are over and the task is yet to be tested, it is the last one.
+    """
 
     folder: str
     tasks: tuple[str, ...]

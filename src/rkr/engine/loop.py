@@ -215,7 +215,7 @@ class Loop:
         loss, accuracy = loss / images, None if math.isnan(hits) else hits / images
         if not math.isfinite(loss):
             where = f"the loss of task {name!r} is {loss} in epoch {at.epoch + 1}"
-            raise Diverged(f"training diverged: {where}; choose a lower learning rate")
+            raise Diverged(f"training diverged: {where}; choose a lower learning rate, or other options of the method")
         line = {"event": "epoch", "number": at.number + 1, "task": name, "phase": phase.name, "epoch": at.epoch}
         self._record({**line, "loss": loss, "accuracy": accuracy, "lr": lr})
         label, (epoch, epochs) = self.experiment.label, self._counted()

@@ -57,7 +57,7 @@ class Run(Loop):
         super().__init__(experiment, RunFolder(folder), fabric, watch, save_minutes, decode_workers)
         self._evaluator = Evaluator(experiment.stream, fabric, decode_workers)
         self._crew = crew if fabric.world_size == 1 else None  # else all processes train each candidate together
-        self._stop = False
+        self._stop = self._repeatable = False
 
     def execute(self) -> bool:
         """Run to the end. False if it was interrupted, and can go on."""
@@ -66,7 +66,7 @@ class Run(Loop):
             with self._held(), signals(self._take_note):
                 return self._execute()
         except Interrupted:
-            self._watch(Stopped(label, path, self._at.number + 1, self._at.epoch, **self._mark))
+            self._watch(Stopped(label, path, self._at.number + 1, self._epoch_at_hand(), **self._mark))
             return False
         except RkrError as error:
             self._watch(Failed(label, path, str(error)))
@@ -112,6 +112,32 @@ class Run(Loop):
 
     def _take_note(self) -> None:
         self._stop = True
+        self._leave_if_repeatable()
+
+    @contextmanager
+    def _repeated_if_stopped(self) -> Iterator[None]:
+        """What is done here is all in memory, and is done again after the last state: to stop, nobody waits for it.
+
+        Several processes must stop at the same place, and do wait.
+        """
+        self._repeatable = self.fabric.world_size == 1
+        try:
+            self._leave_if_repeatable()
+            yield
+        finally:
+            self._repeatable = False
+
+    def _leave_if_repeatable(self) -> None:
+        if self._stop and self._repeatable:
+            self._repeatable = False
+            raise Interrupted
+
+    def _epoch_at_hand(self) -> int:
+        """Counted through the phases of the task; the last one while the task is tested."""
+        if len(self._learner.seen) == self._at.number:  # it has not begun
+            return 0
+        epoch, epochs = self._counted()
+        return max(0, min(epoch, epochs - 1))
 
     # -- task by task -------------------------------------------------------------------------------------
 
@@ -135,7 +161,13 @@ class Run(Loop):
         at = self._at
         self._watch(
             Started(
-                e.label, str(self.folder.path), names, e.schedule.epochs, at.number + 1, at.epoch, state is not None
+                e.label,
+                str(self.folder.path),
+                names,
+                e.schedule.epochs,
+                at.number + 1,
+                self._epoch_at_hand(),
+                state is not None,
             )
         )
         while at.number < len(tasks):
@@ -163,12 +195,13 @@ class Run(Loop):
         if held_out is not None:
             rows = torch.arange(len(held_out))
             validation = self._in_order(held_out.take(rows, held_out.y + task.start))
-        learner.end(self._in_order(), validation)
-        row = self._evaluator.row(learner, at.number + 1)
         last = at.number + 1 == tasks
         agnostic = None
-        if e.agnostic == "every" or (e.agnostic == "last" and last):
-            agnostic = self._evaluator.agnostic(learner, at.number + 1)
+        with self._repeated_if_stopped():
+            learner.end(self._in_order(), validation)
+            row = self._evaluator.row(learner, at.number + 1)
+            if e.agnostic == "every" or (e.agnostic == "last" and last):
+                agnostic = self._evaluator.agnostic(learner, at.number + 1)
         unchanged = self._unchanged(row)
         capacity = learner.capacity()
         cost = {
@@ -238,7 +271,7 @@ class Run(Loop):
             raise RkrError(f"task {learner.task.name!r}: the method has rounds of candidates, but no candidate")
         if best is None:
             where = f"the loss of task {learner.task.name!r} is not finite with any of its {len(tried)} candidates"
-            raise Diverged(f"training diverged: {where}; choose a lower learning rate")
+            raise Diverged(f"training diverged: {where}; choose a lower learning rate, or other options of the method")
         self._become(best)
         self._task_seconds = sum(one.seconds for one in tried)
 

@@ -47,7 +47,10 @@ def read_published(features: Path, splits: Path, embedding: str) -> Published:
     _check_names(content, split, names)
     trainval, test_seen, test_unseen = parts = [_rows(split, part, len(x)) for part in PARTS]
     _check_parts(splits, parts, labels)
-    names = names or tuple(f"class {number}" for number in range(1, len(attributes) + 1))
+    if not names:  # then those that `rkr features` wrote
+        known = content.texts.get("allclasses_names", ())[: len(attributes)]
+        names = (*known, *(f"class {number}" for number in range(len(known) + 1, len(attributes) + 1)))
+    _check_alike(splits, embedding, attributes, names, np.unique(labels[np.concatenate((trainval, test_unseen))]))
     held_out = _validation_classes(split, labels, trainval)
     return Published(x, labels, attributes, names, trainval, test_seen, test_unseen, held_out)
 
@@ -137,6 +140,21 @@ def _check_parts(path: Path, parts: list[Numbers], labels: Numbers) -> None:
     untrained = np.setdiff1d(tested, seen)
     if len(untrained):
         raise FileError(f"{path}: class {untrained[0]} of 'test_seen_loc' has no training rows in 'trainval_loc'")
+
+
+def _check_alike(
+    path: Path, embedding: str, attributes: NDArray[np.float32], names: tuple[str, ...], classes: Numbers
+) -> None:
+    """Classes that are described alike cannot be told apart, and figures of both would mean nothing."""
+    known: dict[bytes, int] = {}
+    for number in classes.tolist():
+        other = known.setdefault((attributes[number - 1] + 0).tobytes(), number)  # -0 + 0 is 0
+        if other != number:
+            raise FileError(
+                f"{path}: {embedding!r} describes class {other} ({names[other - 1]}) and class {number} "
+                f"({names[number - 1]}) by the very same numbers, so that no method can tell them apart: mend it, or "
+                "leave one of them out of the splits"
+            )
 
 
 def _validation_classes(splits: Variables, labels: Numbers, trainval: Numbers) -> Numbers | None:

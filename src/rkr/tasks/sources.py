@@ -76,14 +76,17 @@ def load_source(name: str, data: Data = None, **options: Any) -> Source:
 def missing_data(needs: Sequence[str], data: Data = None) -> str:
     """What happens for lack of sources that are not there, or what to do about it; "" if all are.
 
-    A need is a source's name, or a path such as "CUB/res101.mat" of a zero-shot data set, of which the first counts.
+    A need is a source's name, or a path such as "CUB/res101.mat" of a zero-shot data set.
     """
     lacks: list[str] = []
+    files: list[str] = []
     for need in needs:
         if need in SOURCES:
             entry = SOURCES[need]
             if entry.files and find(entry.files, data) is None:
                 lacks.append(entry.without)
         elif find((f"{folder}/{need}" for folder in XLSA17_FOLDERS), data) is None:
-            return f"put xlsa17/data/{need} into the folder of data"
+            files.append(need)
+    if files:
+        lacks.append(f"put {', '.join(files)} into xlsa17/data of the folder of data")
     return "; ".join(lacks)
