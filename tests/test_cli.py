@@ -247,3 +247,15 @@ def test_every_option_of_every_method_is_explained() -> None:
             texts = option_texts(method)
             assert about(method), name
             assert all(len(text) > 1 and "`OneNetwork`" not in text for _, text in texts.values()), name
+
+
+def test_a_second_ctrl_c_says_how_to_go_on(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*arguments: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rkr.experiments.run_plan", stopped)
+    code, out, err = command("demo", "--out", str(tmp_path))
+    assert (code, err) == (130, "")
+    assert out.splitlines()[-1] == "Stopped at once. The same command goes on from the last saved state."
+    code, out, _ = command("demo", "--out", str(tmp_path), "--json")
+    assert (code, out) == (130, "")

@@ -462,8 +462,13 @@ def _watched(json_: bool, work: Callable[[Watch], T]) -> T:
     from rkr.display import choose_display
     from rkr.experiments import STOPPED
 
-    with choose_display("json" if json_ else "auto") as watch:
-        done = work(watch)
+    try:
+        with choose_display("json" if json_ else "auto") as watch:
+            done = work(watch)
+    except KeyboardInterrupt:  # Ctrl-C for the second time: nothing is waited for
+        if not json_ and not _RANK:
+            print("Stopped at once. The same command goes on from the last saved state.")
+        raise typer.Exit(STOPPED) from None
     if not done and not _RANK:
         if not json_:
             print("The same command goes on from here.")
