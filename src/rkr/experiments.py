@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from rkr.engine import Experiment
     from rkr.engine.events import Watch
+    from rkr.tasks import Stream
 
 __all__ = ["PRECISIONS", "STOPPED", "How", "Job", "Plan", "choose_orders", "choose_seeds", "help_run", "run_plan"]
 
@@ -115,8 +116,12 @@ class Plan:
         result = read_result(self.before.folder(job), epochs=False)
         return {name: notes["classifier_epochs"] for name, notes in zip(result.tasks, result.notes, strict=True)}
 
-    def experiment(self, job: Job, **settings: str) -> Experiment:
-        """Load the data and build one run; `settings` are to be recorded with those of the recipe."""
+    def stream(self, order: Order) -> Stream:
+        """Load the data: the tasks in an order, the same for all methods and seeds."""
+        return self.recipe.changed(limit=self.limit).stream(order, self.data)
+
+    def experiment(self, job: Job, stream: Stream, **settings: str) -> Experiment:
+        """Build one run on the `stream` of its order; `settings` are to be recorded with those of the recipe."""
         import torch
 
         import rkr
@@ -129,7 +134,6 @@ class Plan:
         if self.before is not None and method in self.before.methods:
             recipe = recipe.with_classifier(epochs=self._chosen_epochs(method, order))
             settings["classifier_epochs"] = "validation"  # where the numbers are from
-        stream = recipe.stream(order, self.data)
         if recipe.zero_shot and recipe.takes != stream.input_shape:  # networks for images were tried on theirs
             wanted, there = ("x".join(map(str, shape)) for shape in (recipe.takes, stream.input_shape))
             raise UsageError(
@@ -298,8 +302,12 @@ def _one_by_one(plan: Plan, how: How, watch: Watch, more: bool = False) -> bool:
     fabric = make_fabric(how.accelerator, how.precision)
     failed: dict[Job, RkrError] = {}
     shares = _shares(plan, how.workers)
+    streams: dict[Order, Stream] = {}
     for job in plan.jobs:
-        experiment = plan.experiment(job, **_computed(how, fabric))
+        if job.order not in streams:
+            streams.clear()  # one at a time is in memory, for all methods that come in this order
+            streams[job.order] = plan.stream(job.order)
+        experiment = plan.experiment(job, streams[job.order], **_computed(how, fabric))
         curves = TensorBoard() if how.tensorboard and fabric.is_global_zero else Quiet()
         with curves, _crew(plan, how, job, shares[job]) as crew:
             told = both(watch, curves)
@@ -330,7 +338,7 @@ def help_run(plan: Plan, how: How, watch: Watch, lines: Iterable[str | bytes], a
         torch.set_num_threads(how.threads)
     fabric = make_fabric(how.accelerator, how.precision)
     (job,) = plan.jobs
-    experiment = plan.experiment(job, **_computed(how, fabric))
+    experiment = plan.experiment(job, plan.stream(job.order), **_computed(how, fabric))
     return Run(experiment, plan.folder(job), fabric, watch, how.save_minutes, how.threads).help(lines, answer)
 
 

@@ -16,8 +16,8 @@ from rkr import UsageError
 from rkr.recipes import load_recipe
 from rkr.report import Result, accuracy_table, find_results, read_result, summary_json, summary_table, zero_shot_table
 from rkr.report.figures import write_figures
-from rkr.report.page import page
 from rkr.report.summary import zero_shot_cells
+from rkr.results_page import page
 
 MATRIX = [[0.5], [0.4, 0.6], [0.3, 0.6, 0.7]]  # ends with 0.5333 on average
 OTHER = [[0.5], [0.5, 0.5], [0.5, 0.5, 0.4]]  # 0.4667

@@ -113,11 +113,9 @@ def summary_table(
         cells = {"runs": [], results[0].measure: []}
 
     several = any(len(summary.runs) > 1 for summary in summaries)
-    shown = results[0].measure
+    shown, tasks = results[0].measure, len(results[0].tasks)
     table = Table(
-        title=Text(
-            f"{results[0].recipe} · {len(results[0].tasks)} {'task' if len(results[0].tasks) == 1 else 'tasks'}"
-        ),
+        title=Text(f"{results[0].recipe} · {tasks} {'task' if tasks == 1 else 'tasks'}"),
         caption=caption(
             f"mean {_named(results[0].measure)} over all tasks at the end, in %" if shown in cells else "",
             "± 95 % confidence over runs" if several and shown in cells else "",

@@ -1,6 +1,6 @@
 """`make results`: docs/results.md from committed result files, so that no number there is typed by hand.
 
-python -m rkr.report.page results docs/results.md
+python -m rkr.results_page results docs/results.md
 """
 
 from __future__ import annotations

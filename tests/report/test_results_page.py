@@ -12,7 +12,7 @@ import matplotlib
 from rkr.recipes import load_recipe
 from rkr.report import find_results, read_result
 from rkr.report.metrics import average
-from rkr.report.page import headline, page
+from rkr.results_page import headline, page
 
 RESULTS = Path(__file__).parents[2] / "results"
 
