@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 import rkr
 from rkr import recipes
@@ -15,6 +16,7 @@ from rkr.learners import METHODS, ZERO_SHOT_METHODS
 from rkr.learners.describe import about, option_texts
 from rkr.recipes.known import NETWORKS
 from rkr.recipes.load import recipe_names
+from rkr.recipes.settings import NetworkSettings
 from rkr.tasks import SOURCES
 
 Command = Callable[..., tuple[int, str, str]]
@@ -238,7 +240,7 @@ def test_a_method_is_listed_with_all_its_options(command: Command) -> None:
     assert out.rstrip() == (Path(recipes.__file__).parent / "digits.toml").read_text().rstrip()
     code, _, err = command("list", "ewcc")
     assert code == 2
-    assert err.startswith("rkr: no method or recipe 'ewcc'; did you mean 'ewc'?")
+    assert err.startswith("rkr: no method, recipe or network 'ewcc'; did you mean 'ewc'?")
 
 
 def test_every_option_of_every_method_is_explained() -> None:
@@ -259,3 +261,17 @@ def test_a_second_ctrl_c_says_how_to_go_on(command: Command, tmp_path: Path, mon
     assert out.splitlines()[-1] == "Stopped at once. The same command goes on from the last saved state."
     code, out, _ = command("demo", "--out", str(tmp_path), "--json")
     assert (code, out) == (130, "")
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_list_of_a_network(command: Command, name: str) -> None:
+    """All that a recipe can set, with values that a recipe takes."""
+    code, out, _ = command("list", name, "--json")
+    arguments = json.loads(out)["network"]
+    assert code == 0
+    assert isinstance(NetworkSettings.checked({"name": name, **arguments}).build(), torch.nn.Module)
+    code, out, _ = command("list", name)
+    assert out.splitlines()[0] == f"{name}: {NETWORKS[name].description}"
+    assert [line.split()[0] for line in out.splitlines()[-len(arguments) :]] == list(arguments)
+    code, _, err = command("list", "cifar100")
+    assert (code, err.split(":")[1]) == (2, " cifar100 is a data set")

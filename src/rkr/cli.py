@@ -69,10 +69,12 @@ def _root(
 
 @app.command("list")
 def list_(
-    name: Annotated[str | None, typer.Argument(help="A method: all its options. A recipe: its file.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="A method or network: all its options. A recipe: its file.")
+    ] = None,
     json_: Json = False,
 ) -> None:
-    """Recipes, methods, networks and data sets, one line each; or all of one method or recipe."""
+    """Recipes, methods, networks and data sets, one line each; or all of one."""
     from rkr.listing import everything, in_words, options_of
 
     if name is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import textwrap
 from typing import TYPE_CHECKING, Any
@@ -29,41 +30,60 @@ def everything() -> dict[str, dict[str, str]]:
 
 
 def in_words(name: str) -> str:
-    """The file of a recipe; of a method what it is, all its options with their values, and what `rkr tune` tries."""
+    """The file of a recipe; of a method or network what it is, and all its options with their values.
+
+    Of a method also what `rkr tune` tries.
+    """
+    from rkr.recipes.known import NETWORKS, network_builder
     from rkr.recipes.load import SHIPPED, recipe_names
 
     if name in recipe_names():
         return (SHIPPED / f"{name}.toml").read_text().rstrip()
+    if name in NETWORKS:
+        lines = [f"{name}: {NETWORKS[name].description}", "", inspect.getdoc(network_builder(name)) or "", ""]
+        lines += ["In a recipe, under [network]:"]
+        lines += [f"  {key} = {json.dumps(value)}" for key, value in _arguments(name).items()]
+        return "\n".join(lines)
     return "\n\n".join(_described(name, kind, method) for kind, method in _methods(name).items())
 
 
 def options_of(name: str) -> dict[str, Any]:
-    """The settings of a recipe, or the options of a method for each kind of tasks."""
+    """The settings of a recipe, the options of a network, or those of a method for each kind of tasks."""
     from rkr.learners.describe import option_texts
     from rkr.recipes import load_recipe
+    from rkr.recipes.known import NETWORKS
     from rkr.recipes.load import recipe_names
 
     if name in recipe_names():
         return load_recipe(name).model_dump(mode="json")
+    if name in NETWORKS:
+        return {"network": _arguments(name)}
     found = {kind: option_texts(method) for kind, method in _methods(name).items()}
     return {kind: {option: value for option, (value, _) in texts.items()} for kind, texts in found.items()}
+
+
+def _arguments(network: str) -> dict[str, Any]:
+    """Of the function that builds it, with their values."""
+    from rkr.recipes.known import network_builder
+
+    return {name: p.default for name, p in inspect.signature(network_builder(network)).parameters.items()}
 
 
 def _methods(name: str) -> dict[str, Method]:
     """The methods of a name, by the kind of tasks that they are for."""
     from rkr.learners import METHODS, ZERO_SHOT_METHODS
+    from rkr.recipes.known import NETWORKS
     from rkr.recipes.load import recipe_names
     from rkr.recipes.messages import choose
+    from rkr.tasks import SOURCES
 
     kinds = {"images": METHODS, "zero-shot tasks": ZERO_SHOT_METHODS}
     found = {kind: methods[name] for kind, methods in kinds.items() if name in methods}
     if not found:
-        for kind in ("networks", "datasets"):
-            if name in everything()[kind]:
-                one = kind.removesuffix("s")
-                raise UsageError(f"{name} is a {one}: `rkr list` says what it is; only methods and recipes have more")
-        names = dict.fromkeys((*METHODS, *ZERO_SHOT_METHODS, *recipe_names()))
-        raise UsageError(f"no method or recipe {name!r}{choose(name, names)}")
+        if name in SOURCES:
+            raise UsageError(f"{name} is a data set: `rkr list` says what it is, and there is no more to it")
+        names = dict.fromkeys((*METHODS, *ZERO_SHOT_METHODS, *recipe_names(), *NETWORKS))
+        raise UsageError(f"no method, recipe or network {name!r}{choose(name, names)}")
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from rkr.errors import UsageError
 from rkr.learners import METHODS, ZERO_SHOT_METHODS
 from rkr.networks import CadaVae
 from rkr.recipes import Recipe, load_recipe
+from rkr.recipes.load import SHIPPED
 from rkr.recipes.settings import StreamSettings, ZeroShotSettings
 
 PAPER = ("gzsl", "gzsl-components", "gzsl-first-task", "gzsl-init", "gzsl-rank")
@@ -129,6 +131,21 @@ def test_orders() -> None:
     for order in wrong:
         with pytest.raises(UsageError, match=r"no order .* one of fixed, first-APY, first-AWA1, first-CUB, first-SUN"):
             stream.check_order(order)
+
+
+def test_the_authors_own_protocol_as_the_page_has_it(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "zero-shot.md").read_text("utf-8")
+    (block,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    text = (SHIPPED / "gzsl.toml").read_text()
+    for line, key in re.findall(r"^((\w+) = .*)$", block, re.MULTILINE):
+        text, count = re.subn(rf'^{key} = "[a-z]+" .*$', line, text, flags=re.MULTILINE)
+        assert count == 1
+    (tmp_path / "authors.toml").write_text(text)
+    recipe = load_recipe(str(tmp_path / "authors.toml"))
+    assert isinstance(recipe.stream, ZeroShotSettings)
+    assert recipe.stream.scaler == "each"
+    assert recipe.classifier["epochs"] == {"APY": 30, "AWA1": 70, "CUB": 70, "SUN": 50}
+    assert not recipe.chooses_epochs
 
 
 def test_the_validation_part() -> None:
