@@ -14,6 +14,7 @@ import torch
 from small_runs import FOREVER, LEARNERS, execute, make_experiment, outcome
 
 from rkr.engine import Experiment, Run
+from rkr.engine.evaluate import Row
 from rkr.engine.events import Event, Finished, Started, Stopped
 from rkr.engine.processes import make_fabric
 from rkr.engine.state import load_state, save_state
@@ -28,12 +29,15 @@ def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class StoppedAt(Run):
-    """As if the user pressed Ctrl-C during a batch (also of a candidate), after a phase, or while a task is tested."""
+    """As if the user pressed Ctrl-C during a batch (also of a candidate), after a phase, or while a task is tested (the
+    first, the second, ... of those that are), or while what came out is written."""
 
-    def __init__(self, experiment: Experiment, folder: Path, batch: int = -1, testing: bool = False) -> None:
+    def __init__(
+        self, experiment: Experiment, folder: Path, batch: int = -1, testing: int = 0, writing: bool = False
+    ) -> None:
         self.events: list[Event] = []
         super().__init__(experiment, folder, make_fabric("cpu"), self.events.append, FOREVER)
-        self.batch, self.testing = batch, testing
+        self.batch, self.testing, self.writing = batch, testing, writing
 
     def _asked(self) -> bool:
         """After every batch, and after every phase."""
@@ -42,8 +46,13 @@ class StoppedAt(Run):
         return self._stop
 
     def _finish_task(self) -> None:
-        self._stop = self.testing
+        self.testing -= 1
+        self._stop = self.testing == 0
         super()._finish_task()
+
+    def _unchanged(self, row: Row) -> bool | None:
+        self._stop = self.writing
+        return super()._unchanged(row)
 
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [(method, {}) for method in METHODS]
@@ -109,14 +118,29 @@ def test_resumed_optimizer_computes_in_the_same_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["rkr", "head-only", "two-phases", "ewc", "pc", "icarl", "eeil"])
 def test_stop_while_testing(tmp_path: Path, method: str) -> None:
+    """Nobody waits for the test, and it is done again."""
     experiment = make_experiment(method, agnostic="every")
     execute(tmp_path / "whole", experiment)
+    for number in (1, 2, 3):
+        run = StoppedAt(experiment, tmp_path / "parts", testing=1 if number == 1 else 2)
+        assert not run.execute()
+        stopped = run.events[-1]
+        assert isinstance(stopped, Stopped)
+        assert stopped.number == number
+        assert stopped.epoch == run._counted()[1] - 1
+    assert execute(tmp_path / "parts", experiment)
+    assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
+
+
+def test_stop_while_writing(tmp_path: Path) -> None:
+    """A task that is tested is written down, and the next one not begun."""
+    experiment = make_experiment("rkr")
+    execute(tmp_path / "whole", experiment)
     for number in (1, 2):
-        run = StoppedAt(experiment, tmp_path / "parts", testing=True)
+        run = StoppedAt(experiment, tmp_path / "parts", writing=True)
         assert not run.execute()
         assert (run.events[-1].number, run.events[-1].epoch) == (number + 1, 0)  # type: ignore[attr-defined]
-    run = StoppedAt(experiment, tmp_path / "parts", testing=True)  # nothing is left to go on with
-    assert run.execute()
+    assert StoppedAt(experiment, tmp_path / "parts", writing=True).execute()  # nothing is left to go on with
     assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
 
 

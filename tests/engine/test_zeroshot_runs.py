@@ -303,20 +303,22 @@ def test_what_comes_before(recipe: Path) -> None:
     assert "--validation" not in experiments._command(made, How(2), made.jobs[0], 1)
 
 
-@pytest.mark.parametrize("testing", [False, True])
-def test_ctrl_c_in_the_validation_run_stops_all(recipe: Path, monkeypatch: pytest.MonkeyPatch, testing: bool) -> None:
-    """Within its training, and in its last test, when that run is complete but not what it is for."""
-    finish, between = Run._finish_task, Run._between_batches
+@pytest.mark.parametrize("at_the_end", [False, True])
+def test_ctrl_c_in_the_validation_run_stops_all(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, at_the_end: bool
+) -> None:
+    """Within its training, and after its last test, when that run is complete but not what it is for."""
+    unchanged, between = Run._unchanged, Run._between_batches
 
-    def finish_task(self: Run) -> None:
-        self._stop = testing and self._at.number == 1
-        finish(self)
+    def after_the_test(self: Run, row: Any) -> bool | None:
+        self._stop = at_the_end and self._at.number == 1
+        return unchanged(self, row)
 
     def between_batches(self: Run, *arguments: Any) -> None:
-        self._stop = not testing
+        self._stop = not at_the_end
         between(self, *arguments)
 
-    monkeypatch.setattr(Run, "_finish_task", finish_task)
+    monkeypatch.setattr(Run, "_unchanged", after_the_test)
     monkeypatch.setattr(Run, "_between_batches", between_batches)
     made = plan(recipe)
     events: list[Any] = []
