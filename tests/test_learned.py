@@ -68,7 +68,7 @@ def test_what_was_learned_so_far(run_folder_of: Callable[..., Path], monkeypatch
     finish = Run._finish_task
 
     def finish_task(self: Run) -> None:
-        self._stop = self._at.number == 1
+        self._stop = self._at.number == 2  # the third task is not tested any more
         finish(self)
 
     monkeypatch.setattr(Run, "_finish_task", finish_task)
