@@ -250,12 +250,13 @@ def _after_validation(plan: Plan, before: Plan, how: How, watch: Watch, more: bo
     from rkr.engine.loop import Diverged
 
     diverged: Diverged | None = None
+    lost: set[str] = set()
     try:
         if not _all_runs(before, how, watch, more=True):
             return False
     except Diverged as error:
         diverged = error
-    lost = {job.method for job in before.jobs if not RunFolder(before.folder(job)).finished}
+        lost = {job.method for job in before.jobs if not RunFolder(before.folder(job)).finished}
     rest = dataclasses.replace(plan, methods=tuple(name for name in plan.methods if name not in lost))
     if rest.methods and not _all_runs(rest, how, watch, more):
         return False
