@@ -185,7 +185,7 @@ def test_ends(clock: Any) -> None:
         watch(TaskEnd("d", 2, "x", 2, (1.0, 0.0), None, False, 1.0))
         watch(Finished("d", "/f", 5.0, False))
     assert screen(console).text == [
-        "a: goes on at task 3, epoch 7: 1 task of 7 epochs: f",
+        "a: goes on at task 3, epoch 7: 1 task, schedule of 7 epochs: f",
         "a: stopped at task 3, epoch 7: the state is saved; run the same command again to go on",
         "[bold]b :smile:: already complete: /f",
         "c: failed: the disk is full",

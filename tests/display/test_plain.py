@@ -16,7 +16,7 @@ def test_a_whole_run(script: list[Any], play: Any, clock: Any, tmp_path: Path) -
         play(watch, script, 2.0)  # an epoch takes 10 s: its line comes each time
     folder = tmp_path / "run"
     assert stream.getvalue().splitlines() == [
-        f"digits lenet A: started: 2 tasks of 2 epochs: {folder}",
+        f"digits lenet A: started: 2 tasks, schedule of 2 epochs: {folder}",
         "digits lenet A: task 1/2 (0-4), epoch 1/2: loss 0.5000, training accuracy 62.50 %, lr 0.1, 2:00 left",
         "digits lenet A: task 1/2 (0-4), epoch 2/2: loss 0.3333, training accuracy 62.50 %, lr 0.05, 1:20 left",
         "digits lenet A: task 1/2 (0-4): 75.00 %, mean 75.00 %, 1:01",
@@ -62,7 +62,7 @@ def test_long_epochs(clock: Any) -> None:
     watch(EpochEnd("run", 1, "a", 1, 3, 2.0, None, 0.5, 62.0))
     watch(TaskEnd("run", 1, "a", 1, (), None, True, 262.0))
     assert stream.getvalue().splitlines() == [
-        "run: started: 1 task of 3 epochs: f",
+        "run: started: 1 task, schedule of 3 epochs: f",
         "run: task 1/1 (a), epoch 1/3, batch 60/200: loss 2.0000, 9:00 left",
         "run: task 1/1 (a), epoch 1/3, batch 120/200: loss 2.0000, 8:00 left",
         "run: task 1/1 (a), epoch 1/3: loss 2.0000, lr 0.5, 6:40 left",
@@ -81,7 +81,7 @@ def test_ends() -> None:
     watch(TaskEnd("a", 2, "x", 2, (1.0, 0.0), None, False, 1.0))
     again = "the state is saved; run the same command again to go on"
     assert stream.getvalue().splitlines() == [
-        "a: goes on at task 3, epoch 7: 1 task of 7 epochs: f",
+        "a: goes on at task 3, epoch 7: 1 task, schedule of 7 epochs: f",
         f"a: stopped at task 3, epoch 7: {again}",
         "a: already complete: f",
         "a: failed: the disk is full",

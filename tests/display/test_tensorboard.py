@@ -67,7 +67,7 @@ def test_going_on_leaves_one_value_per_step(curves: Any, tmp_path: Path, monkeyp
         *(epoch(2, 0, 3.0), epoch(2, 1, 4.0), Stopped("a", folder, 2, 1)),
     )
     attempt(
-        Started("a", folder, ("t", "u"), 2, 2, 1, True),
+        Started("a", folder, ("t", "u"), 2, 2, 1, True, 3),
         *(epoch(2, 1, 40.0), TaskEnd("a", 2, "u", 2, (0.5, 1.0), None, True, 1.0), Finished("a", folder, 1.0, False)),
     )
     attempt(Finished("a", folder, 1.0, True))
@@ -78,6 +78,19 @@ def test_going_on_leaves_one_value_per_step(curves: Any, tmp_path: Path, monkeyp
     assert len(list((tmp_path / "tensorboard").iterdir())) == 2  # the third attempt wrote nothing
     attempt(Started("a", folder, ("t", "u"), 2, 1, 0, False), epoch(1, 0, 7.0))  # from the beginning
     assert curves(tmp_path)["training/loss"] == [(1, 7.0)]
+
+
+def test_tasks_of_more_epochs_than_the_schedule_do_not_overlap(curves: Any, tmp_path: Path) -> None:
+    """A method may train a task in several phases: 2 epochs, then 4, then 4 more."""
+    with TensorBoard() as watch:
+        watch(Started("a", str(tmp_path), ("x", "y", "z"), 2, 1, 0, False))
+        for number, epochs in ((1, 2), (2, 4), (3, 4)):
+            for epoch in range(epochs):
+                watch(EpochEnd("a", number, "x", epoch, epochs, 10 * number + epoch, None, 0.1, 2.0))
+            watch(TaskEnd("a", number, "x", 3, (0.5,) * number, None, None, 1.0))
+    found = curves(tmp_path)
+    assert found["training/loss"] == list(enumerate([10, 11, 20, 21, 22, 23, 30, 31, 32, 33], 1))
+    assert [step for step, _ in found["test_accuracy/mean"]] == [2, 6, 10]
 
 
 def test_candidates_have_no_curves_but_the_winner(curves: Any, tmp_path: Path) -> None:

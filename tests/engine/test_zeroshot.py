@@ -213,6 +213,7 @@ def test_ctrl_c_while_a_classifier_is_trained(tmp_path: Path, monkeypatch: pytes
     assert Run(experiment, tmp_path / "parts", make_fabric("cpu"), events.append, save_minutes=FOREVER).execute()
     assert isinstance(events[0], Started)
     assert (events[0].number, events[0].epoch, events[0].resumed) == (2, last, True)
+    assert events[0].epochs_done == EPOCHS + last + 1
     assert not [event for event in events if isinstance(event, EpochEnd) and event.number < 3]
     assert calls == 4  # one was left, and came again
     assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")

@@ -31,27 +31,28 @@ class TensorBoard(Display):
                 f"curves for TensorBoard need the package tensorboard ({error}): pip install tensorboard"
             ) from error
         self._new = SummaryWriter
-        self._runs: dict[str, tuple[SummaryWriter, int]] = {}  # by run: writer, epochs of a task
+        self._runs: dict[str, tuple[SummaryWriter, int]] = {}  # by run: writer, epochs so far
 
     def show(self, event: Event) -> None:
         if isinstance(event, Started):
             self._end(event.run)
-            done = (event.number - 1) * event.epochs + event.epoch
+            done = event.epochs_done
             writer = self._new(str(Path(event.folder) / "tensorboard"), purge_step=done + 1, flush_secs=10)
-            self._runs[event.run] = writer, event.epochs
+            self._runs[event.run] = writer, done
         elif isinstance(event, Finished | Stopped | Failed):
             self._end(event.run)
         elif event.run in self._runs:
-            writer, epochs = self._runs[event.run]
+            writer, done = self._runs[event.run]
             if isinstance(event, EpochEnd) and event.candidate is None:  # the winner's come when it has won
-                step = (event.number - 1) * epochs + event.epoch + 1
+                step = done + 1
+                self._runs[event.run] = writer, step
                 writer.add_scalar("training/loss", event.loss, step)
                 if event.accuracy is not None:
                     writer.add_scalar("training/accuracy", event.accuracy, step)
                 writer.add_scalar("training/lr", event.lr, step)
             elif isinstance(event, TaskEnd):
-                _accuracies(writer, "test_accuracy", event.accuracy, event.number * epochs)
-                _accuracies(writer, "test_accuracy_inferred", event.agnostic or (), event.number * epochs)
+                _accuracies(writer, "test_accuracy", event.accuracy, done)
+                _accuracies(writer, "test_accuracy_inferred", event.agnostic or (), done)
                 writer.flush()
 
     def close(self) -> None:

@@ -55,7 +55,7 @@ def _count(n: int, word: str) -> str:
 
 def started(event: Started) -> str:
     """How a run begins."""
-    size = f"{_count(len(event.tasks), 'task')} of {_count(event.epochs, 'epoch')}"
+    size = f"{_count(len(event.tasks), 'task')}, schedule of {_count(event.epochs, 'epoch')}"
     how = f"goes on at task {event.number}, epoch {event.epoch + 1}" if event.resumed else "started"
     return one_line(f"{event.run}: {how}: {size}: {event.folder}")
 

@@ -32,10 +32,11 @@ class Started(Event):
 
     folder: str
     tasks: tuple[str, ...]
-    epochs: int  # of each task
+    epochs: int  # of the schedule; methods may give a task more or fewer
     number: int
     epoch: int
     resumed: bool
+    epochs_done: int = 0  # of all tasks so far
 
 
 @dataclass(frozen=True)

@@ -168,6 +168,7 @@ class Run(Loop):
                 at.number + 1,
                 self._epoch_at_hand(),
                 state is not None,
+                sum(line["event"] == "epoch" for line in self.folder.lines()),
             )
         )
         while at.number < len(tasks):

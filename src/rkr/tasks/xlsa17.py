@@ -101,7 +101,7 @@ def validation_source(source: ZeroShotSource, seed: int = 0) -> ZeroShotSource:
         if len(seen) < 3:
             raise UsageError(
                 f"{source.name}: validation needs 3 or more seen classes to hold some out, not {len(seen)}; "
-                "or set classifier.epochs to a number"
+                "with a number for classifier.epochs no validation is needed"
             )
         count = round(len(seen) * len(source.unseen) / len(source.class_names))
         order = torch.randperm(len(seen), generator=generator("rkr zero-shot validation", seed)).tolist()
@@ -123,7 +123,7 @@ def validation_source(source: ZeroShotSource, seed: int = 0) -> ZeroShotSource:
     if not sum(map(len, test_seen)):
         raise UsageError(
             f"{source.name}: validation needs a seen class with 2 or more training rows; "
-            "or set classifier.epochs to a number"
+            "with a number for classifier.epochs no validation is needed"
         )
     return replace(
         source,
