@@ -63,7 +63,7 @@ def test_list_on_a_terminal(command: Command, monkeypatch: pytest.MonkeyPatch) -
         (("lenet", "--method", "rkr-lite"), "0.0734", "100.73"),
         (("lenet", "--method", "rectify-only"), "0.3795", "103.80"),
         (("lenet", "--method", "scale-only"), "0.0497", "100.50"),
-        (("visual-encoder", "--tasks", "4"), "3.2796", "113.12"),
+        (("cada-vae", "--tasks", "4"), "3.2796", "113.12"),
         (("cada-vae", "--tasks", "4", "--method", "rkr-k4"), "0.8572", "103.43"),
         (("cada-vae", "--tasks", "4", "--rank", "32"), "6.5095", "126.04"),
     ],
@@ -141,7 +141,7 @@ def test_cost_of_zero_shot_methods(command: Command, method: str, percent: str) 
         (("lenet", "--method", "rkr-lit"), "rkr: --method: no method is called 'rkr-lit'; did you mean 'rkr-lite'?"),
         (("lenet", "--method", "joint", "--rank", "2"), "rkr: --rank: joint has no rank"),
         (
-            ("visual-encoder", "--method", "ewc"),
+            ("cada-vae", "--method", "ewc"),
             "rkr: --method: no method is called 'ewc'; choose one of rkr, rectify-",
         ),
         (("cada-vae", "--method", "ridge"), "rkr: --method: attributes decide on the size of ridge, not the network"),

@@ -18,13 +18,14 @@ import pytest
 import torch
 from PIL import Image
 from rich.console import Console
-from scipy.io import loadmat
+from scipy.io import loadmat, savemat
 
 from rkr import cli
 from rkr.errors import FileError, RkrError, UsageError
 from rkr.features import Options, Summary, choose_progress, extract, matfile, three_numbers
 from rkr.features.network import Extractor
 from rkr.features.progress import Bar, Lines
+from rkr.tasks.xlsa17 import load_xlsa17
 
 NETWORKS = '''
 import os, time
@@ -192,6 +193,24 @@ def test_shapes_types_and_order(images: Path, whole: bytes) -> None:
         f"{path.parent.name}/{path.name}" for path in listed(images)
     ]
     assert found["labels"][:, 0].tolist() == [1] * 7 + [2] * 7 + [3] * 7
+
+
+def test_with_splits_beside_it_the_file_is_a_zero_shot_data_set(whole: bytes, tmp_path: Path) -> None:
+    """Two seen classes, of each of which the last image is tested, and one that is unseen."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    (folder / "features.mat").write_bytes(whole)
+    attributes = np.arange(12.0).reshape(4, 3)  # attributes x classes
+    trainval, tested = [*range(1, 7), *range(8, 14)], [7, 14]  # counted from 1
+    rows = {"trainval_loc": trainval, "test_seen_loc": tested, "test_unseen_loc": [*range(15, 22)]}
+    savemat(folder / "att_splits.mat", {"att": attributes, **{k: np.array(v)[:, None] for k, v in rows.items()}})
+    found = load_xlsa17("photos", tmp_path, "features")
+    assert found.class_names == ("cat", "cat b", "Émeu")
+    assert (found.seen, found.unseen) == ((0, 1), (2,))
+    assert found.labels.tolist() == [0] * 7 + [1] * 7 + [2] * 7
+    assert np.array_equal(found.features, loadmat(io.BytesIO(whole))["features"].T)
+    assert np.array_equal(found.attributes, attributes.T)
+    assert (found.trainval + 1).tolist() == trainval
 
 
 @pytest.mark.parametrize(

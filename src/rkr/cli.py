@@ -136,7 +136,6 @@ def cost(
 
     given = {"classes": classes, "stem": stem}
     arguments = {name: value for name, value in given.items() if value is not None}
-    network = "cada-vae" if network == "visual-encoder" else network  # of which it is the part that is counted
     settings = NetworkSettings.checked({"name": network, **arguments})
     shape = _shape(input_) if input_ is not None else None
     head = settings.head if isinstance(getattr(settings.build(), settings.head, None), nn.Linear) else None

@@ -24,7 +24,7 @@ from rkr.recipes.messages import choose, in_words
 from rkr.recipes.settings import List, PaperNumber, Positive, Settings
 from rkr.report import Result, metrics
 from rkr.report.metrics import Spread, spread
-from rkr.report.protocol import require_one_protocol
+from rkr.report.protocol import classifier_of, require_one_protocol
 from rkr.report.scan import scan
 from rkr.report.statistics import verdict
 
@@ -273,13 +273,12 @@ class _Beside:
             return "other schedule"
         order = int(run.order) if run.order.isdecimal() else run.order
         wanted = self.recipe.resolved(run.method, order, seed=run.seed)
+        parts = {part: (wanted[part], run.settings.get(part)) for part in ("stream", "network", "training")}
+        parts["classifier"] = classifier_of(wanted), classifier_of(run.settings)
         found = []
-        for part in ("stream", "network", "training"):
-            there = run.settings.get(part)
+        for part, (ours, there) in parts.items():
             if isinstance(there, dict):
-                found += [
-                    f"{part}.{key}" for key, value in wanted[part].items() if key in there and there[key] != value
-                ]
+                found += [f"{part}.{key}" for key, value in ours.items() if key in there and there[key] != value]
         return "other " + ", ".join(found) if found else ""
 
 

@@ -44,13 +44,15 @@ def _section(name: str, runs: Sequence[Result]) -> str:
     settings = runs[0].settings
     recipe = _recipe(settings)
     training, network = settings["training"], settings["network"]
+    momentum = f"momentum {training['momentum']}, " if training["optimizer"] == "sgd" else ""
+    seeds = sorted({run.seed for run in runs})
     augment = ", ".join(k if v is True else f"{k} {v}" for k, v in training["augment"].items() if v) or "none"
     lines = [f"## {name}", "", f"{recipe.title}. {recipe.about}.", ""]
     lines.append(
         f"{len(runs[0].tasks)} tasks, {network['name']}; {training['epochs']} epochs a task, {training['optimizer']} "
         f"{_rate(training)}, "
-        f"momentum {training['momentum']}, weight decay {training['weight_decay']}, batch {training['batch']}, "
-        f"augmentation: {augment}; seed {training['seed']}."
+        f"{momentum}weight decay {training['weight_decay']}, batch {training['batch']}, "
+        f"augmentation: {augment}; seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}."
     )
     if settings["stream"].get("limit"):
         lines[-1] += f" At most {settings['stream']['limit']} training samples of a class."

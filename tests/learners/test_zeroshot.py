@@ -565,6 +565,19 @@ def test_what_rkr_trains(name: str) -> None:
     assert free == {id(p) for key, p in learner.model.named_task_parameters().items() if key.endswith(".f")}
 
 
+def test_a_frozen_decoder_stays_as_the_first_task_left_it() -> None:
+    learner = cast("ZeroShotRkr", built("rkr", decoder="frozen"))
+    first, second, _ = tasks()
+    learn(learner, first)
+    learner.begin(second)
+    before = snapshot(learner)
+    list(train(learner))
+    changed = changes(before, learner)
+    assert not changed & DECODER
+    assert attribute_vae(1) <= changed
+    assert len(changed - attribute_vae(1)) == 9  # LM, RM, F of three layers
+
+
 def test_rkr_s_encoder_is_the_rectified_one() -> None:
     """(Theta + LM RM) x + b, scaled by F, layer by layer, from the tensors of the task."""
     learner = cast("ZeroShotRkr", built("rkr", rank=2))

@@ -182,7 +182,7 @@ def message(path: Path) -> str:
             'name = "lenet"',
             'name = "lenett"',
             "network.name: no network is called 'lenett'; did you mean 'lenet'? "
-            "Choose one of lenet, resnet18, resnet32, digits-net, cada-vae, visual-encoder",
+            "Choose one of lenet, resnet18, resnet32, digits-net, cada-vae",
         ),
         (
             'name = "lenet"',

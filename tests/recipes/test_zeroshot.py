@@ -156,6 +156,7 @@ def test_the_validation_part() -> None:
     assert held_out.stream.part == "validation"
     assert held_out.classifier == recipe.classifier
     assert (held_out.paper, held_out.chooses_epochs) == ((), False)
+    assert recipe.with_classifier(epochs=7).on_validation().classifier["epochs"] == 7  # numbers that are given stay
     images = load_recipe("digits").on_validation().stream
     assert isinstance(images, StreamSettings)
     assert (images.part, images.validation) == ("validation", 0.2)
@@ -306,11 +307,6 @@ def test_own_recipe(write_zero_shot: Write) -> None:
         ("[methods.rkr]", "[methods.rkr]\ninit = 'first'", 'methods.rkr: init must be "previous" or "random"'),
         ("[methods.rkr]", "[methods.rkr]\nrank = 0", "methods.rkr.rank: must be a whole number of at least 1, not 0"),
         # [network], [training], [[paper]]
-        (
-            'name = "cada-vae"\nlatent = 16',
-            'name = "visual-encoder"',
-            "network.name: visual-encoder is not for zero-shot tasks; choose cada-vae",
-        ),
         (
             'name = "cada-vae"\nlatent = 16',
             'name = "lenet"',

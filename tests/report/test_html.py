@@ -246,6 +246,14 @@ def test_zero_shot_numbers_of_the_paper() -> None:
     assert found.numbers["rkr"] == (47.83, None)  # of 40.46, 63.64, 48.36 and 38.87
     assert found.zero_shot["rkr"]["CUB U"] == 47.52
     assert found.capacity["rkr"] == 113
+    by_rule = {**recipe, "options": {"classifier": {"epochs": {"CUB": 3}}}, "classifier_epochs": "validation"}
+    assert published(by_rule).changed == ()
+    other = published({**recipe, "options": {"classifier": {"epochs": 7, "source": "images"}}})
+    assert other.changed == (
+        "classifier epochs 7 instead of validation",
+        "classifier source images instead of attributes",
+    )
+    assert other.numbers == {}
 
 
 def test_protocols_of_ones_own_recipe_are_told_apart(a_result: ReadRun) -> None:

@@ -175,6 +175,27 @@ def test_zero_shot_tables(run_folder: Callable[..., Path], tmp_path: Path) -> No
     assert all(line.verdict == "not run" for line in rows if line.order == "first-SUN")
 
 
+def test_another_classifier_is_not_the_papers(run_folder: Callable[..., Path], tmp_path: Path) -> None:
+    """Epochs that the recipe's rule chose are the recipe's; others, and other latents, are not."""
+    matrix = [[0.5] * (i + 1) for i in range(4)]
+    for method, changes, rule in (
+        ("rkr", {"epochs": {"APY": 3, "AWA1": 4, "CUB": 5, "SUN": 6}}, True),
+        ("sft", {"epochs": {"APY": 3, "AWA1": 4, "CUB": 5, "SUN": 6}}, False),
+        ("l2", {"source": "images", "seen": 50}, True),
+    ):
+        settings = load_recipe("gzsl").resolved(method, "fixed")
+        settings["options"]["classifier"] |= changes
+        settings |= {"classifier_epochs": "validation"} if rule else {}
+        run_folder(matrix, recipe="gzsl", method=method, order="fixed", zero_shot=True, settings=settings)
+    rows = lines(load_exhibit("table-gzsl"), tmp_path / "runs")
+    verdicts = {
+        name: {row.verdict for row in rows if (row.method, row.metric) == (name, "U")} for name in ("rkr", "sft", "l2")
+    }
+    assert not any("comparable" in said for said in verdicts["rkr"])
+    assert verdicts["sft"] == {"not comparable: other classifier.epochs"}
+    assert verdicts["l2"] == {"not comparable: other classifier.seen, classifier.source"}
+
+
 def test_memory_of_the_encoder(tmp_path: Path) -> None:
     rows = lines(load_exhibit("encoder-memory"), tmp_path)
     assert {line.metric for line in rows} == {"capacity"}
@@ -197,7 +218,9 @@ def test_state(run_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pyt
     (tmp_path / "data" / "cifar-100-python").mkdir(parents=True)
     assert state_of(load_exhibit("table-lenet"), tmp_path, tmp_path / "data").data == "here"
     state = state_of(load_exhibit("table-gzsl"), tmp_path, tmp_path / "data")
-    files = "APY/res101.mat, AWA1/res101.mat, CUB/res101.mat, SUN/res101.mat"
+    files = ", ".join(
+        f"{name}/{file}.mat" for name in ("APY", "AWA1", "CUB", "SUN") for file in ("res101", "att_splits")
+    )
     assert state.data == f"put {files} into xlsa17/data of the folder of data"
     assert (state.done, state.of) == (0, 7 * 5 + 7)  # those on validation classes choose for all seeds
     assert "imagenet/val/<class>" in state_of(load_exhibit("table-imagenet"), tmp_path).data

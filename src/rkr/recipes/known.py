@@ -30,7 +30,6 @@ NETWORKS: dict[str, Entry] = {
     "resnet32": Entry("resnet32", "the CIFAR ResNet-32, 32x32 images; 0.46 million parameters"),
     "digits-net": Entry("small_cnn", "a small convolutional network for 8x8 digits"),
     "cada-vae": Entry("CadaVae", "CADA-VAE for image features and class attributes, for zero-shot recipes"),
-    "visual-encoder": Entry("VisualEncoder", "CADA-VAE's encoder of image features, which RKR rectifies; 3.4 million"),
 }
 
 CLASSES = {"cifar10": 10, "cifar100": 100, "mnist": 10, "imagenet": 1000, "digits": 10}

@@ -196,7 +196,7 @@ class Recipe(Settings):
             images = self.stream.with_changes(part="validation", validation=self.stream.validation or 0.2)
             return self.model_copy(update={**named, "stream": images, "paper": ()})
         stream = self.stream.with_changes(part="validation")
-        return self.with_classifier(epochs="validation").model_copy(update={**named, "stream": stream, "paper": ()})
+        return self.model_copy(update={**named, "stream": stream, "paper": ()})
 
     def with_classifier(self, **changes: Any) -> Recipe:
         """The recipe with other settings of the classifiers of zero-shot tasks."""

@@ -176,7 +176,9 @@ class ZeroShotSettings(Settings):
     @property
     def needs(self) -> tuple[str, ...]:
         """The data: see `rkr.tasks.missing_data`."""
-        return tuple(f"{name}/{self.features}.mat" for name in self.datasets)
+        from rkr.tasks.xlsa17 import SPLITS
+
+        return tuple(f"{name}/{file}" for name in self.datasets for file in (f"{self.features}.mat", SPLITS))
 
     @model_validator(mode="after")
     def _check(self) -> ZeroShotSettings:

@@ -66,13 +66,6 @@ KNOWN = {
     # Against forgetting
     "lwf": Look(BLUE, "P"),
     "si": Look(VERMILION, "v"),
-    "mas": Look(VERMILION, "D"),
-    "packnet": Look(BLUE, "^"),
-    "hat": Look(BLUE, "s"),
-    "piggyback": Look(BLUE, "D"),
-    "er": Look(GREEN, "v"),
-    "a-gem": Look(GREEN, "X"),
-    "der": Look(GREEN, "p"),
     # Zero-shot tasks
     "base": Look(ORANGE, "p"),
     "sft": Look(VERMILION, "s"),

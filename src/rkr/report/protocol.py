@@ -144,6 +144,18 @@ def require_one_protocol(results: Iterable[Result]) -> None:
             raise UsageError(f"{one.folder} and {other.folder} cannot be compared, their protocols differ in {said}")
 
 
+def classifier_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """How a run trained its classifiers of zero-shot tasks, defaults among it; nothing if it has none.
+
+    Epochs that were chosen on validation classes are "validation", as recipes say it.
+    """
+    options = _part(settings, "options")
+    if "classifier" not in options:
+        return {}
+    chosen = {"epochs": "validation"} if settings.get("classifier_epochs") == "validation" else {}
+    return {**CLASSIFIER, **_part(options, "classifier"), **chosen}
+
+
 # ---------------------------------------------------------------------------------------------------------
 # Fields
 

@@ -11,6 +11,7 @@ from typing import Any
 from rkr.recipes.load import SHIPPED, recipe_names
 from rkr.recipes.recipe import Recipe
 from rkr.recipes.settings import PaperNumber, ZeroShotSettings
+from rkr.report.protocol import CLASSIFIER, classifier_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -80,7 +81,7 @@ def _unchecked(values: Mapping[str, Any]) -> Recipe:
 
 
 def _changes(settings: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
-    """The settings of data, network and training that are not those of the recipe's file, and a limit on its data."""
+    """The settings of a run that are not those of the recipe's file, and a limit on its data."""
     stream, training = settings.get("stream"), settings.get("training")
     if not isinstance(stream, Mapping) or not isinstance(training, Mapping):
         return ["unknown settings"]
@@ -97,6 +98,10 @@ def _changes(settings: Mapping[str, Any], values: Mapping[str, Any]) -> list[str
             wanted, here = dict(wanted), {name: here.get(name) for name in wanted}
         if key not in ("seed", "memory_format") and here != wanted and key in training:
             changes.append(_changed(key, here, wanted))
+    classifier = {**CLASSIFIER, **values.get("classifier", {})}
+    for key, own in classifier_of(settings).items():
+        if own != classifier.get(key):
+            changes.append(f"classifier {_changed(key, own, classifier.get(key))}")
     if stream.get("limit") is not None:
         changes.append(f"at most {stream['limit']} training images of a class")
     return changes
