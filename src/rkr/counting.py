@@ -83,11 +83,12 @@ def count(
     """
     from rkr.core.model import RectifiedModel
     from rkr.core.options import Options
-    from rkr.learners import METHODS, ZERO_SHOT_METHODS
+    from rkr.learners import methods_for
+    from rkr.networks.interfaces import is_aligned_vae
 
     network = make()
-    zero_shot = isinstance(getattr(network, "encoder", None), nn.Module)
-    methods = ZERO_SHOT_METHODS if zero_shot else METHODS
+    zero_shot = is_aligned_vae(network)
+    methods = methods_for(zero_shot)
     if name not in methods:
         raise UsageError(f"--method: no method is called {name!r}{choose(name, methods)}")
     method = methods[name]

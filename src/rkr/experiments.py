@@ -147,7 +147,10 @@ class Plan:
             "order": str(order),
             "seed": training.seed,
             "stream": stream.describe(),
-            "network": {"parameters": sum(p.numel() for p in recipe.build_network().parameters())},
+            "network": {
+                "parameters": sum(p.numel() for p in recipe.build_network().parameters()),
+                "arguments": recipe.network.all_arguments,  # settings have those that the recipe gives
+            },
             "versions": {"rkr": rkr.__version__, "torch": torch.__version__, "python": platform.python_version()},
             "machine": {"processor": processor(), "threads": torch.get_num_threads()},
             "commit": commit(),

@@ -28,7 +28,7 @@ def load_learner(run: str | os.PathLike[str]) -> Learner:
     Args:
         run: Its folder, such as "runs/digits/ewc/fixed".
     """
-    from rkr.learners import METHODS, ZERO_SHOT_METHODS
+    from rkr.learners import methods_for
     from rkr.learners.learner import SeenTask
     from rkr.recipes.messages import in_words
     from rkr.recipes.settings import NetworkSettings
@@ -38,7 +38,7 @@ def load_learner(run: str | os.PathLike[str]) -> Learner:
     result = read_result(folder, epochs=False)
     stream = result.record["stream"]
     settings, tasks = result.settings, stream["tasks"][: result.done]
-    methods = METHODS if result.measure == "accuracy" else ZERO_SHOT_METHODS
+    methods = methods_for(zero_shot=result.measure != "accuracy")
     if settings.get("learner") not in methods or not methods[settings["learner"]].learner.loadable:
         raise UsageError(
             f"{folder}: only the package's methods that train a network can be loaded, not {result.method!r}"
@@ -69,6 +69,6 @@ def _zero_shot(task: dict[str, Any], stream: dict[str, Any]) -> dict[str, Any]:
     values come with the state."""
     if "attributes" not in task:
         return {}
-    unknown = torch.full(stream["input_shape"], torch.nan)
+    scaling = (torch.zeros(stream["input_shape"]),) * 2
     attributes = torch.zeros(task["attributes"])
-    return {"attributes": attributes, "unseen": tuple(task["unseen"]), "scaling": (unknown, unknown)}
+    return {"attributes": attributes, "unseen": tuple(task["unseen"]), "scaling": scaling}

@@ -34,7 +34,7 @@ def in_words(name: str) -> str:
 
     Of a method also what `rkr tune` tries.
     """
-    from rkr.recipes.known import NETWORKS, network_builder
+    from rkr.recipes.known import NETWORKS, network_arguments, network_builder
     from rkr.recipes.load import SHIPPED, recipe_names
 
     if name in recipe_names():
@@ -42,7 +42,7 @@ def in_words(name: str) -> str:
     if name in NETWORKS:
         lines = [f"{name}: {NETWORKS[name].description}", "", inspect.getdoc(network_builder(name)) or "", ""]
         lines += ["In a recipe, under [network]:"]
-        lines += [f"  {key} = {json.dumps(value)}" for key, value in _arguments(name).items()]
+        lines += [f"  {key} = {json.dumps(value)}" for key, value in network_arguments(name).items()]
         return "\n".join(lines)
     return "\n\n".join(_described(name, kind, method) for kind, method in _methods(name).items())
 
@@ -51,22 +51,15 @@ def options_of(name: str) -> dict[str, Any]:
     """The settings of a recipe, the options of a network, or those of a method for each kind of tasks."""
     from rkr.learners.describe import option_texts
     from rkr.recipes import load_recipe
-    from rkr.recipes.known import NETWORKS
+    from rkr.recipes.known import NETWORKS, network_arguments
     from rkr.recipes.load import recipe_names
 
     if name in recipe_names():
         return load_recipe(name).model_dump(mode="json")
     if name in NETWORKS:
-        return {"network": _arguments(name)}
+        return {"network": network_arguments(name)}
     found = {kind: option_texts(method) for kind, method in _methods(name).items()}
     return {kind: {option: value for option, (value, _) in texts.items()} for kind, texts in found.items()}
-
-
-def _arguments(network: str) -> dict[str, Any]:
-    """Of the function that builds it, with their values."""
-    from rkr.recipes.known import network_builder
-
-    return {name: p.default for name, p in inspect.signature(network_builder(network)).parameters.items()}
 
 
 def _methods(name: str) -> dict[str, Method]:

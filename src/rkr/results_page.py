@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from rkr.errors import RkrError, UsageError
-from rkr.learners import METHODS, ZERO_SHOT_METHODS
+from rkr.learners import methods_for
 from rkr.recipes import Recipe, load_recipe
 from rkr.report.export import with_deviation
 from rkr.report.results import Result, by_recipe, comparable, find_results, flat_options
@@ -119,7 +119,7 @@ def _beside_the_paper(summaries: Sequence[Summary], recipe: Recipe) -> dict[str,
 
 def _options(runs: Sequence[Result]) -> list[str]:
     """The options that are not the methods' defaults, of each method's first run."""
-    said, methods = {}, ZERO_SHOT_METHODS if runs[0].measure == "H" else METHODS
+    said, methods = {}, methods_for(zero_shot=runs[0].measure == "H")
     for run in runs:
         method = methods.get(run.settings["method"])
         if method is not None and run.method not in said:

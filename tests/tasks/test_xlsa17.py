@@ -523,13 +523,14 @@ def test_validation_of_small_classes(source: ZeroShotSource) -> None:
     """Two rows are one to train on and one to test on; a single row is for training."""
     y = source.labels[source.trainval]
     keep = torch.cat([(y == label).nonzero().squeeze(1)[:count] for label, count in ((0, 1), (2, 2), (3, 3), (5, 8))])
-    made = validation_source(dataclasses.replace(source, trainval=source.trainval[keep]))
+    tested = source.test_seen[source.labels[source.test_seen] == 0][:1]
+    made = validation_source(dataclasses.replace(source, trainval=source.trainval[keep], test_seen=tested))
     assert made.labels[made.trainval].bincount().tolist() == [1, 1, 0, 6]
     assert made.labels[made.test_seen].bincount().tolist() == [0, 1, 0, 2]
     assert made.labels[made.test_unseen].bincount().tolist() == [0, 0, 3]
     single = torch.cat([(y == label).nonzero().squeeze(1)[:1] for label in (0, 2, 3, 5)])
     with pytest.raises(rkr.UsageError, match="a seen class with 2 or more training rows"):
-        validation_source(dataclasses.replace(source, trainval=source.trainval[single]))
+        validation_source(dataclasses.replace(source, trainval=source.trainval[single], test_seen=tested))
 
 
 def test_validation_needs_classes(source: ZeroShotSource) -> None:
@@ -538,7 +539,7 @@ def test_validation_needs_classes(source: ZeroShotSource) -> None:
             validation_source(dataclasses.replace(source, validation_classes=classes))
     two = source.trainval[torch.isin(source.labels[source.trainval], torch.tensor([0, 2]))]
     with pytest.raises(rkr.UsageError, match="needs 3 or more seen classes to hold some out, not 2"):
-        validation_source(dataclasses.replace(source, trainval=two, validation_classes=None))
+        validation_source(dataclasses.replace(source, trainval=two, test_seen=two[:1], validation_classes=None))
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ from rkr.learners.separate import Separate
 from rkr.learners.si import SynapticIntelligence
 from rkr.learners.zeroshot import Base, Lzsl, Original, Penalty, Ridge, ZeroShot, ZeroShotRkr
 
-__all__ = ["METHODS", "ZERO_SHOT_METHODS", "Learner", "MakeNetwork", "Method", "SeenTask"]
+__all__ = ["METHODS", "ZERO_SHOT_METHODS", "Learner", "MakeNetwork", "Method", "SeenTask", "methods_for"]
 
 
 @dataclass(frozen=True)
@@ -165,3 +165,8 @@ ZERO_SHOT_METHODS: dict[str, Method] = {
     "original": Method(Original, "one network for each task, all of which are kept"),
     "ridge": Method(Ridge, "ridge regression from features to attributes, without a network"),
 }
+
+
+def methods_for(zero_shot: bool) -> dict[str, Method]:
+    """The methods for a kind of tasks."""
+    return ZERO_SHOT_METHODS if zero_shot else METHODS

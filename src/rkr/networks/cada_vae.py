@@ -18,9 +18,7 @@ from torch import Tensor, nn
 
 from rkr.errors import UsageError
 from rkr.networks._arguments import require_positive
-
-Gaussian = tuple[Tensor, Tensor]
-"""Mean and log-variance, (B, latent) each."""
+from rkr.networks.interfaces import Gaussian
 
 
 class Encoder(nn.Module):
@@ -107,7 +105,8 @@ class CadaVae(nn.Module):
         in_features: Of an image.
         latent: Dimensions of the latent space.
         encoder, decoder: Hidden units for images.
-        attribute_encoder, attribute_decoder: Hidden units for attributes; 665 in the code, 660 in the paper.
+        attribute_encoder, attribute_decoder: Hidden units for attributes; of the decoder, 665 in the code and 660 in
+            the paper.
         noise: One random number for each "sample", shared by its dimensions (the code), or one for each "dimension".
         deviation: What the noise is multiplied by: "exp(logvar)" (the code) or "exp(logvar/2)" (the formula).
         kl, cross, alignment: Weight of each term, and the epochs (of 100) between which it grows from 0. The paper has
@@ -152,6 +151,10 @@ class CadaVae(nn.Module):
         mu, logvar = gaussian
         noise = torch.randn_like(mu[:, :1] if self._noise == "sample" else mu)  # (B, 1) or (B, latent)
         return mu + noise * torch.exp(logvar if self._deviation == "exp(logvar)" else 0.5 * logvar)
+
+    def loss(self, visual: Gaussian, x: Tensor, attribute_vae: Vae, a: Tensor, progress: float) -> Tensor:
+        """All terms with their weights when a share `progress` of the epochs is over, summed over the batch."""
+        return self.total(self.terms(visual, x, attribute_vae, a, progress), progress)
 
     def terms(self, visual: Gaussian, x: Tensor, attribute_vae: Vae, a: Tensor, progress: float = 1.0) -> Terms:
         """The loss of images `x` (B, D), encoded as `visual`, and the attributes `a` (B, A) of their classes.

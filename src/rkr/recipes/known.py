@@ -45,6 +45,11 @@ def network_builder(name: str) -> Callable[..., nn.Module]:
     return made
 
 
+def network_arguments(name: str) -> dict[str, Any]:
+    """Of the function that builds it, with their values."""
+    return {key: parameter.default for key, parameter in inspect.signature(network_builder(name)).parameters.items()}
+
+
 def source_options(source: str) -> dict[str, inspect.Parameter]:
     """What a recipe may set of a source's loader: its plain values, and for a folder where it lies."""
     from rkr.tasks import SOURCES

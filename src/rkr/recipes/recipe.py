@@ -31,7 +31,6 @@ from rkr.recipes.settings import (
     TrainingSettings,
     ZeroShotSettings,
     method_table,
-    methods,
 )
 
 if TYPE_CHECKING:
@@ -111,6 +110,7 @@ class Recipe(Settings):
         import torch
 
         from rkr.learners.zeroshot import ClassifierOptions
+        from rkr.networks.interfaces import is_aligned_vae
 
         known = inspect.signature(ClassifierOptions, eval_str=True).parameters
         for name in self.classifier:
@@ -128,7 +128,7 @@ class Recipe(Settings):
                 network = self.network.build()
         except UsageError as error:
             raise problem("", str(error)) from None
-        if not hasattr(network, "attribute_vae"):
+        if not is_aligned_vae(network):
             raise problem("network.name", f"{self.network.name} is not for zero-shot tasks; choose cada-vae")
         if any(self.training.augment.model_dump().values()):
             raise problem("training.augment", "features cannot be augmented")
@@ -166,7 +166,9 @@ class Recipe(Settings):
 
     def method(self, name: str) -> MethodSettings:
         """A method of the recipe, or else one that is registered in `rkr.learners`."""
-        registered = methods(self.zero_shot)
+        from rkr.learners import methods_for
+
+        registered = methods_for(self.zero_shot)
         if name not in self.methods and name not in registered:
             raise UsageError(f"no method {name!r}{choose(name, dict.fromkeys((*self.methods, *registered)))}")
         return self.methods.get(name) or MethodSettings(learner=name, zero_shot=self.zero_shot)

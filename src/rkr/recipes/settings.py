@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rkr.errors import UsageError
-from rkr.recipes.known import CLASSES, NETWORKS, check_values, network_builder, source_options
+from rkr.recipes.known import CLASSES, NETWORKS, check_values, network_arguments, network_builder, source_options
 from rkr.recipes.messages import choose, in_words, problem, shown
 
 if TYPE_CHECKING:
@@ -209,7 +209,8 @@ class ZeroShotSettings(Settings):
 
     def __call__(self, order: Order, data: Data = None) -> Stream:
         """Load the features, from `data`, $RKR_DATA or the user's cache, as tasks."""
-        from rkr.tasks.xlsa17 import limited, load_xlsa17, validation_source, zero_shot_stream
+        from rkr.tasks.xlsa17 import load_xlsa17
+        from rkr.tasks.zeroshot import limited, validation_source, zero_shot_stream
 
         names = self.ordered(order)[: self.first]
         sources = [load_xlsa17(name, data, self.features, self.embedding) for name in names]
@@ -249,6 +250,11 @@ class NetworkSettings(Settings):
     def build(self) -> nn.Module:
         """The network, with random weights."""
         return network_builder(self.name)(**self.arguments)
+
+    @property
+    def all_arguments(self) -> dict[str, Any]:
+        """Those that are given, and the others' values."""
+        return {**network_arguments(self.name), **self.arguments}
 
 
 class AugmentSettings(Settings):
@@ -316,13 +322,16 @@ class MethodSettings(Settings):
     @property
     def method(self) -> Method:
         """The method itself, without the options."""
-        return methods(self.zero_shot)[self.learner]
+        from rkr.learners import methods_for
+
+        return methods_for(self.zero_shot)[self.learner]
 
     @model_validator(mode="after")
     def _check(self) -> MethodSettings:
         from rkr.core.options import Options
+        from rkr.learners import methods_for
 
-        known_methods = methods(self.zero_shot)
+        known_methods = methods_for(self.zero_shot)
         if self.learner not in known_methods:
             raise problem("learner", f"no method is called {self.learner!r}{choose(self.learner, known_methods)}")
         for_all = self.method.learner.as_in_recipe
@@ -343,13 +352,6 @@ class MethodSettings(Settings):
         plain = {name: p for name, p in found.items() if p.annotation in (int, float, bool, str)}
         check_values(plain, {name: value for name, value in self.options.items() if name in plain})
         return self
-
-
-def methods(zero_shot: bool) -> dict[str, Method]:
-    """The methods for a kind of tasks."""
-    from rkr.learners import METHODS, ZERO_SHOT_METHODS
-
-    return ZERO_SHOT_METHODS if zero_shot else METHODS
 
 
 METHOD_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]*")  # it names a folder, and is listed between commas

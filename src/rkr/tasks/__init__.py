@@ -5,7 +5,8 @@ from rkr.tasks.batches import Batches
 from rkr.tasks.sources import SOURCES, load_source, missing_data
 from rkr.tasks.streams import APD_ORDERS, mnist_then, split, split_cifar
 from rkr.tasks.task import ImageFiles, Images, Source, Stream, Task, Training
-from rkr.tasks.xlsa17 import ZeroShotSource, load_xlsa17, validation_source, zero_shot_stream
+from rkr.tasks.xlsa17 import load_xlsa17
+from rkr.tasks.zeroshot import ZeroShotSource, validation_source, zero_shot_stream
 
 __all__ = [
     "APD_ORDERS",

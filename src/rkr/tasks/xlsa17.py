@@ -1,8 +1,8 @@
 """Zero-shot data sets in the layout of "xlsa17" (Xian et al., Zero-Shot Learning - A Comprehensive Evaluation of the
-Good, the Bad and the Ugly, TPAMI 2018): features of images, attributes of classes, and the proposed splits.
+Good, the Bad and the Ugly, TPAMI 2018): a file of features, and one of attributes and splits.
 
-A class is seen, with images to train on, or unseen: then it comes only in the test. `att_splits.mat` names rows of the
-features for training (`trainval_loc`) and for testing on either kind (`test_seen_loc`, `test_unseen_loc`).
+`att_splits.mat` names rows of the features for training (`trainval_loc`) and for testing on seen and unseen classes
+(`test_seen_loc`, `test_unseen_loc`). Every fault of the files is named with its file and variable.
 
 There is a trap in the rows that it names for choosing hyper-parameters. `train_loc` and `val_loc` divide the seen
 classes in two, but may list *all* rows of these classes, those of `test_seen_loc` too (on CUB, 1173 of the 5875 rows
@@ -12,51 +12,28 @@ the two are used here; their rows come from `trainval_loc` alone (`validation_so
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from rkr.errors import FileError, UsageError
-from rkr.tasks.cut import generator, shuffled_class
 from rkr.tasks.download import Data, find, folders
-from rkr.tasks.published import read_published
-from rkr.tasks.task import Features, Stream, Task, Training
+from rkr.tasks.mat import Variables, read_mat
+from rkr.tasks.zeroshot import ZeroShotSource
 
 FOLDERS = ("xlsa17/data", "data", ".")  # where a data set's folder may be
 SPLITS = "att_splits.mat"
 PUBLISHED = "res101"  # features of ResNet-101, which come with the splits
-SCALERS = ("train", "each", "none")
-HELD_OUT = 0.2  # of the rows of a class that validation sees
+PARTS = {"trainval_loc": "training", "test_seen_loc": "seen", "test_unseen_loc": "unseen"}
 
+LARGEST_FEATURE = 1e18  # features are scaled to 0..1, by differences that must be finite
+LARGEST_ATTRIBUTE = 1e4  # attributes are not: published classes have a length of 1 or values up to 100
 
-@dataclass(frozen=True, eq=False)
-class ZeroShotSource:
-    """A zero-shot data set: the classes that occur in it, numbered 0, 1, ... in the published order."""
-
-    name: str
-    class_names: tuple[str, ...]
-    numbers: tuple[int, ...]  # of the classes as published, from 1; a file may have more classes than images
-    features: Tensor  # float32 (N, D), as published
-    labels: Tensor  # int64 (N,); -1 for a row of another class, which is in no part
-    attributes: Tensor  # float32 (C, A)
-    trainval: Tensor  # int64, rows of the features
-    test_seen: Tensor
-    test_unseen: Tensor
-    validation_classes: tuple[int, ...] | None = None  # seen classes to hold out when hyper-parameters are chosen
-
-    @property
-    def seen(self) -> tuple[int, ...]:
-        """The classes that are trained on."""
-        return tuple(self.labels[self.trainval].unique().tolist())
-
-    @property
-    def unseen(self) -> tuple[int, ...]:
-        """The classes that come only in the test."""
-        return tuple(self.labels[self.test_unseen].unique().tolist())
+Numbers = NDArray[np.int64]
 
 
 def load_xlsa17(name: str, data: Data = None, features: str = PUBLISHED, embedding: str = "att") -> ZeroShotSource:
@@ -69,7 +46,7 @@ def load_xlsa17(name: str, data: Data = None, features: str = PUBLISHED, embeddi
     partly test rows; see the module.
     """
     path = _found(name, data, features)
-    read = read_published(path, path.with_name(SPLITS), embedding)
+    read = _read(path, path.with_name(SPLITS), embedding)
     numbers = np.unique(read.labels[np.concatenate((read.trainval, read.test_unseen))])
     table = np.full(len(read.attributes) + 1, -1, dtype=np.int64)  # from published numbers to 0, 1, ...
     table[numbers] = np.arange(len(numbers))
@@ -85,123 +62,6 @@ def load_xlsa17(name: str, data: Data = None, features: str = PUBLISHED, embeddi
         test_unseen=torch.from_numpy(read.test_unseen),
         validation_classes=None if read.validation_classes is None else tuple(table[read.validation_classes].tolist()),
     )
-
-
-def validation_source(source: ZeroShotSource, seed: int = 0) -> ZeroShotSource:
-    """A smaller data set, made of the training rows of another alone, to choose hyper-parameters on.
-
-    The classes of `validation_classes` become the unseen ones; where these are not given, the seed chooses as large a
-    share of the seen classes as the source's unseen ones are of all. Of every other class a fifth of the rows, by the
-    seed, becomes the test of seen classes: at least one row, unless the class has no other to train on. The source's
-    test rows and unseen classes are not in the result, so nothing that is chosen with it can know them.
-    """
-    seen = source.seen
-    held_out = source.validation_classes
-    if held_out is None:
-        if len(seen) < 3:
-            raise UsageError(
-                f"{source.name}: validation needs 3 or more seen classes to hold some out, not {len(seen)}; "
-                "with a number for classifier.epochs no validation is needed"
-            )
-        count = round(len(seen) * len(source.unseen) / len(source.class_names))
-        order = torch.randperm(len(seen), generator=generator("rkr zero-shot validation", seed)).tolist()
-        held_out = tuple(sorted(seen[i] for i in order[: min(max(count, 1), len(seen) - 2)]))
-    if not held_out or not set(held_out) < set(seen):
-        raise UsageError(f"{source.name}: validation_classes must be some of the seen classes, but not all")
-    table = torch.full((len(source.class_names),), -1)  # from the source's classes to 0, 1, ...
-    table[list(seen)] = torch.arange(len(seen))
-    labels = table[source.labels[source.trainval]]
-    hidden = set(table[list(held_out)].tolist())
-
-    trainval, test_seen = [], []
-    for label in range(len(seen)):
-        if label not in hidden:
-            rows = shuffled_class(labels, label, "rkr zero-shot validation", seed)
-            tested = min(max(round(HELD_OUT * len(rows)), 1), len(rows) - 1)
-            test_seen.append(rows[:tested])
-            trainval.append(rows[tested:])
-    if not sum(map(len, test_seen)):
-        raise UsageError(
-            f"{source.name}: validation needs a seen class with 2 or more training rows; "
-            "with a number for classifier.epochs no validation is needed"
-        )
-    return replace(
-        source,
-        class_names=tuple(source.class_names[label] for label in seen),
-        numbers=tuple(source.numbers[label] for label in seen),
-        features=source.features[source.trainval],
-        labels=labels,
-        attributes=source.attributes[list(seen)],
-        trainval=torch.cat(trainval).sort().values,
-        test_seen=torch.cat(test_seen).sort().values,
-        test_unseen=torch.isin(labels, torch.tensor(sorted(hidden))).nonzero().squeeze(1),
-        validation_classes=None,
-    )
-
-
-def limited(source: ZeroShotSource, limit: int, seed: int = 0) -> ZeroShotSource:
-    """The data set with at most so many training rows of a class; the seed decides which."""
-    labels = source.labels[source.trainval]
-    kept = [shuffled_class(labels, label, "rkr zero-shot limit", seed)[:limit] for label in source.seen]
-    return replace(source, trainval=source.trainval[torch.cat(kept).sort().values])
-
-
-def zero_shot_stream(sources: Sequence[ZeroShotSource], scaler: str = "train", validation: bool = False) -> Stream:
-    """Zero-shot data sets learned one after the other, each a task; tests have the seen classes' rows first.
-
-    `scaler` says how features come to 0..1, dimension by dimension: "train" by minimum and range of the training rows,
-    so that test rows may go beyond; "each" by those of the training rows, the seen test rows and the unseen test rows,
-    each for themselves, as CADA-VAE and LZSL did in their authors' code: this uses what only the whole test set tells;
-    "none" leaves the features as they are.
-
-    With `validation` learners get a copy of each task's test part as its validation part: for sources from
-    `validation_source`, where nothing is meant to be hidden from them.
-    """
-    if scaler not in SCALERS:
-        raise UsageError(f"scaler must be one of {', '.join(SCALERS)}, not {scaler!r}")
-    for i, source in enumerate(sources):
-        first = sources[0]
-        if source.features.shape[1] != first.features.shape[1]:
-            raise UsageError(
-                f"features of {first.name} have {first.features.shape[1]} dimensions, those of {source.name} "
-                f"{source.features.shape[1]}: one stream takes features of one kind"
-            )
-        if any(source.name == other.name for other in sources[:i]):
-            raise UsageError(f"{source.name} comes twice: a stream learns a data set once")
-    tasks = [_task(source, scaler) for source in sources]
-    if validation:
-        copies = [task.test.take(torch.arange(len(task.test))) for task in tasks]
-        pairs = zip(tasks, copies, strict=True)
-        tasks = [Task(replace(task.training, validation=copy), task.test) for task, copy in pairs]
-    return Stream("zero-shot", tuple(tasks), (), (), tuple(source.numbers for source in sources))
-
-
-def _task(source: ZeroShotSource, scaler: str) -> Task:
-    train = source.features[source.trainval]
-    rows = torch.cat((source.test_seen, source.test_unseen))
-    test = source.features[rows]
-    scaling = (torch.zeros_like(train[0]), torch.ones_like(train[0])) if scaler == "none" else _extent(train)
-    parts = (test[: len(source.test_seen)], test[len(source.test_seen) :])
-    scalings = [_extent(part) if scaler == "each" else scaling for part in parts]
-    for part, (low, width) in zip((train, *parts), (scaling, *scalings), strict=True):
-        part.sub_(low).div_(width)
-    training = Training(
-        source.name,
-        source.class_names,
-        Features(train, source.labels[source.trainval]),
-        attributes=source.attributes,
-        unseen=source.unseen,
-        scaling=scaling,
-    )
-    return Task(training, Features(test, source.labels[rows]))
-
-
-def _extent(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Minimum and range of every dimension; 1 instead of a range that is nothing but rounding, as scikit-learn does."""
-    low, high = x.aminmax(dim=0)
-    width = high - low
-    width[width < 10 * torch.finfo(x.dtype).eps] = 1
-    return low, width
 
 
 def _found(name: str, data: Data, features: str) -> Path:
@@ -229,3 +89,188 @@ def _found(name: str, data: Data, features: str) -> Path:
     others = sorted(file.stem for file in there.glob("*.mat") if file.name != SPLITS) if there is not None else []
     hint = f" {there} has other features: {', '.join(others)}." if others else ""
     raise FileError(f"{name}: there is no {name}/{features}.mat in {places}.{hint} {advice}")
+
+
+@dataclass(frozen=True, eq=False)
+class _Published:
+    """What the files say; classes are numbered from 1, as there, and rows from 0."""
+
+    features: NDArray[np.float32]  # (N, D)
+    labels: Numbers  # (N,)
+    attributes: NDArray[np.float32]  # (classes, A); some classes may have no rows
+    names: tuple[str, ...]  # of the classes
+    trainval: Numbers
+    test_seen: Numbers
+    test_unseen: Numbers
+    validation_classes: Numbers | None
+
+
+def _read(features: Path, splits: Path, embedding: str) -> _Published:
+    """Read features and splits."""
+    wanted = [embedding, *PARTS, "train_loc", "val_loc", "allclasses_names"]
+    split = read_mat(splits, wanted)  # first, because it is small
+    names = split.texts.get("allclasses_names", ())
+    attributes = _attributes(split, embedding, names)
+    content = read_mat(features, ["features", "labels", "allclasses_names"])
+    x, labels = _samples(content)
+    _check_labels(features, labels, split, embedding)
+    _check_names(content, split, names)
+    trainval, test_seen, test_unseen = parts = [_rows(split, part, len(x)) for part in PARTS]
+    _check_parts(splits, parts, labels)
+    if not names:  # then those that `rkr features` wrote
+        known = content.texts.get("allclasses_names", ())[: len(attributes)]
+        names = (*known, *(f"class {number}" for number in range(len(known) + 1, len(attributes) + 1)))
+    _check_alike(splits, embedding, attributes, names, np.unique(labels[np.concatenate((trainval, test_unseen))]))
+    held_out = _validation_classes(split, labels, trainval)
+    return _Published(x, labels, attributes, names, trainval, test_seen, test_unseen, held_out)
+
+
+def _attributes(splits: Variables, embedding: str, names: tuple[str, ...]) -> NDArray[np.float32]:
+    """(C, A), a row for each published class."""
+    att = splits.matrix(embedding)
+    if len(names) == att.shape[0] != att.shape[1]:
+        raise FileError(
+            f"{splits.path}: {embedding!r} must be attributes x classes; it is {_size(att)}, but allclasses_names has "
+            f"{len(names)} classes: it looks transposed"
+        )
+    if names and len(names) != att.shape[1]:
+        raise FileError(
+            f"{splits.path}: {embedding!r} describes {att.shape[1]} classes, but allclasses_names has {len(names)}"
+        )
+    return _finite(splits.path, embedding, att, LARGEST_ATTRIBUTE)
+
+
+def _samples(content: Variables) -> tuple[NDArray[np.float32], Numbers]:
+    """(N, D) and (N,), the published class of every row."""
+    x = content.matrix("features")
+    labels = _whole(content, "labels")
+    if x.shape[1] != len(labels):
+        hint = ": it looks transposed" if x.shape[0] == len(labels) else ""
+        raise FileError(
+            f"{content.path}: 'features' must be dimensions x samples; it is {_size(x)}, but 'labels' has "
+            f"{len(labels)} samples{hint}"
+        )
+    if len(labels) and labels.min() < 1:
+        raise FileError(f"{content.path}: 'labels' must be classes 1, 2, ..., but has {labels.min()}")
+    return _finite(content.path, "features", x, LARGEST_FEATURE), labels
+
+
+def _check_labels(path: Path, labels: Numbers, splits: Variables, embedding: str) -> None:
+    rows, columns = splits.matrix(embedding).shape
+    top = int(labels.max(initial=0))
+    if top > columns:
+        hint = "; it looks transposed" if rows >= top else ""
+        raise FileError(
+            f"{path}: 'labels' has class {top}, but {embedding!r} of {splits.path} describes only {columns}: it must "
+            f"be attributes x classes and is {rows} x {columns}{hint}"
+        )
+
+
+def _check_names(content: Variables, splits: Variables, names: tuple[str, ...]) -> None:
+    """Features that name their classes, as `rkr features` writes them, mean the same classes by the same numbers."""
+    there = content.texts.get("allclasses_names", ())
+    if not there or not names:
+        return
+    if len(there) > len(names):
+        raise FileError(f"{content.path} names {len(there)} classes, but {splits.path} only {len(names)}")
+    differs = next((k for k, pair in enumerate(zip(there, names, strict=False)) if pair[0] != pair[1]), None)
+    if differs is not None:
+        raise FileError(
+            f"class {differs + 1} is {there[differs]!r} in {content.path}, but {names[differs]!r} in {splits.path}: "
+            "attributes must be in the order of the class numbers"
+        )
+
+
+def _rows(splits: Variables, name: str, samples: int) -> Numbers:
+    """Row numbers, from 0."""
+    rows = _whole(splits, name)
+    outside = rows[(rows < 1) | (rows > samples)]
+    if len(outside):
+        raise FileError(f"{splits.path}: {name!r} must have rows from 1 to {samples}, but has {outside[0]}")
+    return rows - 1
+
+
+def _check_parts(path: Path, parts: list[Numbers], labels: Numbers) -> None:
+    taken: dict[str, Numbers] = {}
+    for name, rows in zip(PARTS, parts, strict=True):
+        if not len(rows):
+            raise FileError(f"{path}: {name!r} has no rows: an empty {PARTS[name]} set")
+        unique, counts = np.unique(rows, return_counts=True)
+        if len(unique) < len(rows):
+            raise FileError(f"{path}: {name!r} has row {unique[counts > 1][0] + 1} more than once")
+        for other, others in taken.items():
+            both = np.intersect1d(unique, others)
+            if len(both):
+                raise FileError(f"{path}: row {both[0] + 1} is both in {other!r} and in {name!r}")
+        taken[name] = unique
+    seen, tested, unseen = (np.unique(labels[rows]) for rows in parts)
+    both = np.intersect1d(seen, unseen)
+    if len(both):
+        raise FileError(f"{path}: class {both[0]} is both seen ('trainval_loc') and unseen ('test_unseen_loc')")
+    untrained = np.setdiff1d(tested, seen)
+    if len(untrained):
+        raise FileError(f"{path}: class {untrained[0]} of 'test_seen_loc' has no training rows in 'trainval_loc'")
+
+
+def _check_alike(
+    path: Path, embedding: str, attributes: NDArray[np.float32], names: tuple[str, ...], classes: Numbers
+) -> None:
+    """Classes that are described alike cannot be told apart, and figures of both would mean nothing."""
+    known: dict[bytes, int] = {}
+    for number in classes.tolist():
+        other = known.setdefault((attributes[number - 1] + 0).tobytes(), number)  # -0 + 0 is 0
+        if other != number:
+            raise FileError(
+                f"{path}: {embedding!r} describes class {other} ({names[other - 1]}) and class {number} "
+                f"({names[number - 1]}) by the very same numbers, so that no method can tell them apart: mend it, or "
+                "leave one of them out of the splits"
+            )
+
+
+def _validation_classes(splits: Variables, labels: Numbers, trainval: Numbers) -> Numbers | None:
+    """The classes of val_loc. Its rows, and those of train_loc, are partly test rows: they are not used."""
+    if not {"train_loc", "val_loc"} <= set(splits.names):
+        return None
+    train, held_out = (np.unique(labels[_rows(splits, name, len(labels))]) for name in ("train_loc", "val_loc"))
+    both = np.intersect1d(train, held_out)
+    if len(both):
+        raise FileError(f"{splits.path}: class {both[0]} is both in 'train_loc' and in 'val_loc'")
+    seen = np.unique(labels[trainval])
+    untrained = np.setdiff1d(held_out, seen)
+    if len(untrained):
+        raise FileError(f"{splits.path}: class {untrained[0]} of 'val_loc' has no training rows in 'trainval_loc'")
+    if not 0 < len(held_out) < len(seen):
+        raise FileError(f"{splits.path}: 'val_loc' has {len(held_out)} of {len(seen)} seen classes: some, but not all")
+    return held_out
+
+
+def _whole(content: Variables, name: str) -> Numbers:
+    """A vector of whole numbers."""
+    array = content.matrix(name)
+    if array.size and 1 not in array.shape:
+        raise FileError(f"{content.path}: {name!r} must be one column, but is {_size(array)}")
+    values = array.ravel()
+    if values.dtype.kind == "f" and not bool(np.all((np.floor(values) == values) & (np.abs(values) < 2**53))):
+        raise FileError(f"{content.path}: {name!r} must be whole numbers")
+    return values.astype(np.int64)
+
+
+def _finite(path: Path, name: str, array: NDArray[Any], largest: float) -> NDArray[np.float32]:
+    """A published matrix as float32, with a row for each of its columns; copied only if it must be."""
+    if not array.size:
+        raise FileError(f"{path}: {name!r} is empty: {_size(array)}")
+    with np.errstate(over="ignore"):
+        made = np.require(array.T, np.float32, ["C", "W"])
+    if not np.isfinite(made).all():
+        raise FileError(f"{path}: {name!r} has values that are NaN, infinite or too large for float32")
+    top = max(float(made.max()), -float(made.min()))
+    if top > largest:
+        raise FileError(
+            f"{path}: {name!r} has values of up to {top:.3g} where {largest:g} is the most that can be trained on: "
+            "scale them, or mend the file"
+        )
+    return made
+
+
+def _size(array: NDArray[Any]) -> str:
+    return " x ".join(map(str, array.shape))

@@ -7,7 +7,8 @@ import copy
 from torch import Tensor, nn
 
 from rkr.learners.learner import MakeNetwork, ReadSamples, SeenTask
-from rkr.learners.zeroshot.learner import Gaussian, ZeroShot
+from rkr.learners.zeroshot.learner import ZeroShot
+from rkr.networks.interfaces import Gaussian
 
 
 class Base(ZeroShot):

@@ -7,51 +7,18 @@ they do about that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from rkr.errors import FileError, UsageError
+from rkr.errors import UsageError
 from rkr.learners.learner import Capacity, Learner, MakeNetwork, Outcome, ReadSamples, SeenTask, nbytes, plain_size
 from rkr.learners.zeroshot.classifier import ClassifierOptions, train_classifier
 from rkr.measures import harmonic_mean, unseen_and_seen
-
-Gaussian = tuple[Tensor, Tensor]
+from rkr.networks.interfaces import AlignedVae, AttributeVae, Gaussian, is_aligned_vae
 
 SCALING = ("low_", "width_")  # buffers of each task, by its number: what is taken from features, and divides them
-
-
-class AttributeVae(Protocol):
-    """An autoencoder of attributes."""
-
-    encoder: nn.Module
-    decoder: nn.Module
-
-
-class AlignedVae(Protocol):
-    """The network that these methods train, such as `rkr.networks.CadaVae`."""
-
-    encoder: nn.Module  # of images: features (B, D) to mean and log-variance (B, latent)
-    decoder: nn.Module
-    latent: int
-
-    def attribute_vae(self, attributes: int) -> nn.Module:
-        """A new autoencoder of so many attributes."""
-
-    def sample(self, gaussian: Gaussian) -> Tensor:
-        """Latents drawn at random."""
-
-    def terms(self, visual: Gaussian, x: Tensor, attribute_vae: Any, a: Tensor, progress: float) -> Any:
-        """Parts of the loss of images, encoded as `visual`, and the attributes of their classes, summed over them.
-
-        Those that have no weight when a share `progress` of the epochs is over need not be computed.
-        """
-
-    def total(self, terms: Any, progress: float) -> Tensor:
-        """The loss, when a share `progress` of the epochs is over."""
 
 
 class ZeroShot(Learner):
@@ -72,6 +39,8 @@ class ZeroShot(Learner):
         super().__init__(make, head)
         self.classifier_options = ClassifierOptions.from_json(classifier or {})
         self.network = make()
+        if not is_aligned_vae(self.network):
+            raise UsageError(f"{type(self.network).__name__} is not for zero-shot tasks: see rkr.networks.interfaces")
         self._plain = plain_size(self.vae.encoder)
         self.attribute_vaes = nn.ModuleList()
         self.classifiers = nn.ModuleList()
@@ -131,8 +100,7 @@ class ZeroShot(Learner):
         assert self.task.attributes is not None
         a = self.task.attributes[y - self.task.start]  # (B, A)
         visual = self.encode(x, self.task.number)
-        terms = self.vae.terms(visual, x, self.attribute_vae, a, self._progress)
-        total = self.vae.total(terms, self._progress)
+        total = self.vae.loss(visual, x, self.attribute_vae, a, self._progress)
         extra = self.extra_loss(x, visual)
         return Outcome((total if extra is None else total + extra) / len(x), None)
 
@@ -166,18 +134,6 @@ class ZeroShot(Learner):
         if x.dim() != 2 or x.shape[1] != len(low):
             raise UsageError(f"features must be (samples, {len(low)}), not {tuple(x.shape)}")
         return (x.to(low) - low) / width
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **options: Any) -> Any:
-        """Runs that an older version began have no scaling in their state: it is what `begin` was told."""
-        told = {key: value for key, value in self.named_buffers() if key.startswith(SCALING)}
-        return super().load_state_dict({**told, **state_dict}, *args, **options)
-
-    def restore(self, folder: Path) -> None:
-        super().restore(folder)
-        if any(bool(value.isnan().any()) for key, value in self.named_buffers() if key.startswith(SCALING)):
-            raise FileError(
-                f"{folder} was made by an older version, which did not keep the scaling of features: run it anew"
-            )
 
     def capacity(self) -> Capacity:
         """Of the encoder of images, which is all that the paper counts; bytes are of classifiers too.

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from rkr.errors import UsageError
 from rkr.learners.learner import MakeNetwork, Phase, ReadSamples
 from rkr.learners.shared.anchor import gradient
-from rkr.learners.zeroshot.learner import Gaussian
 from rkr.learners.zeroshot.penalty import Guarded
+from rkr.networks.interfaces import Gaussian
 
 USED = 1e-4  # an input unit is in use if one of its weights is larger; the code does not take absolute values
 

@@ -11,7 +11,8 @@ from rkr.core.model import RectifiedModel, rectify
 from rkr.core.options import Options
 from rkr.errors import UsageError
 from rkr.learners.learner import Capacity, MakeNetwork, SeenTask, nbytes
-from rkr.learners.zeroshot.learner import Gaussian, ZeroShot
+from rkr.learners.zeroshot.learner import ZeroShot
+from rkr.networks.interfaces import Gaussian
 
 
 class ZeroShotRkr(ZeroShot):
