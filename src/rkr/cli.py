@@ -531,18 +531,21 @@ def _show(plan: Plan, jobs: Sequence[Job], json_: bool, matrices: bool, figures:
 
     results = [read_result(plan.folder(job)) for job in jobs]
     shortened = plan.epochs is not None or plan.limit is not None  # the paper's numbers are of its own schedule
-    paper = {} if shortened else plan.recipe.published_numbers()
+    groups = [
+        (runs, {} if shortened else plan.recipe.published_numbers(runs[0].order))
+        for runs in comparable(results).values()
+    ]
     if figures:
         _draw(plan)
     if json_:
-        for runs in comparable(results).values():
+        for runs, paper in groups:
             print(json.dumps({"event": "summary", **summary_json(runs, paper)}))
         return
     console = _console()
     if matrices:
         for result in results:
             console.print(accuracy_table(result))
-    for runs in comparable(results).values():
+    for runs, paper in groups:
         for table in summary_tables(runs, paper, width=console.width):
             console.print(table)
         if plan.recipe.zero_shot:

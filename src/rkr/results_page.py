@@ -56,7 +56,7 @@ def _section(name: str, runs: Sequence[Result]) -> str:
     )
     if settings["stream"].get("limit"):
         lines[-1] += f" At most {settings['stream']['limit']} training samples of a class."
-    printed = recipe.published_numbers()
+    printed = recipe.published_numbers(runs[0].order)
     if training["epochs"] != recipe.training.epochs:
         schedule = f"schedule of {recipe.training.epochs} epochs"
         beside = f"Not the paper's {schedule}: its numbers stand beside ours for the order of the methods only."

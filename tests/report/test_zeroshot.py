@@ -14,8 +14,18 @@ from rich.table import Table
 
 from rkr import UsageError
 from rkr.recipes import load_recipe
-from rkr.report import Result, accuracy_table, find_results, read_result, summary_json, summary_table, zero_shot_table
+from rkr.report import (
+    Result,
+    accuracy_table,
+    comparable,
+    find_results,
+    read_result,
+    summary_json,
+    summary_table,
+    zero_shot_table,
+)
 from rkr.report.figures import write_figures
+from rkr.report.html.data import grouped
 from rkr.report.summary import zero_shot_cells
 from rkr.results_page import page
 
@@ -45,6 +55,24 @@ def runs(a_result: ReadRun, **options: Any) -> list[Result]:
         a_result(OTHER, method="sft", seed=1, **options),
         a_result(KEPT, method="rkr", isolated=True, **options),
     ]
+
+
+def test_orders_with_another_data_set_first_are_no_repetitions(a_result: ReadRun) -> None:
+    """Each is shown by itself, beside the paper's row for it."""
+    every = [*runs(a_result, recipe="gzsl-first-task"), *runs(a_result, recipe="gzsl-first-task", order="first-CUB")]
+    groups = comparable(every)
+    assert list(groups) == ["gzsl-first-task fixed", "gzsl-first-task first-CUB"]
+    assert [[run.order for run in group] for group in groups.values()] == [["fixed"] * 3, ["first-CUB"] * 3]
+    assert [group.name for group in grouped(every)] == ["gzsl-first-task · fixed", "gzsl-first-task · first-CUB"]
+    fixed, other = groups.values()
+    assert "gzsl-first-task · 3 tasks" in printed(summary_table(fixed))
+    assert "gzsl-first-task · first-CUB · 3 tasks" in printed(summary_table(other))
+    assert "gzsl-first-task · first-CUB · after the last task" in printed(zero_shot_table(other))
+    recipe = load_recipe("gzsl-first-task")
+    assert [recipe.published_numbers(group[0].order)["rkr"][0] for group in (fixed, other)] == [47.83, 47.91]
+    assert recipe.published_numbers("0") == {}  # the paper has none of a random order
+    again = [*runs(a_result, recipe="again", order=0), *runs(a_result, recipe="again", order=1)]
+    assert list(comparable(again)) == ["again"]
 
 
 def test_reading(a_result: ReadRun) -> None:

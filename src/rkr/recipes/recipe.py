@@ -263,12 +263,15 @@ class Recipe(Settings):
                 return round(other.value + number.value, 4)
         return None
 
-    def published_numbers(self) -> dict[str, tuple[float, float | None]]:
-        """For each method the paper's average accuracy, with half of its confidence interval where it is printed."""
+    def published_numbers(self, order: str | None = None) -> dict[str, tuple[float, float | None]]:
+        """For each method the paper's average accuracy, with half of its confidence interval where it is printed.
+
+        Where the paper has numbers of single orders, they are those of the given one, or else of the first.
+        """
         found: dict[str, tuple[float, float | None]] = {}
         metric = "H" if self.zero_shot else "average accuracy"
         for number in self.paper:
-            value = self.published(number.method, metric)
+            value = self.published(number.method, metric, order)
             if isinstance(value, tuple):
                 value = round(fmean(value), 2)
             if isinstance(value, float):

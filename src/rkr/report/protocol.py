@@ -68,6 +68,7 @@ WITHOUT_OPTIMIZER = {"sgd": ("betas", "eps", "amsgrad"), "adam": ("momentum",)} 
 PUBLISHED = "ABCDE"
 RANDOM_ORDER, PUBLISHED_ORDER = "random, by a seed", "published, A to E"
 FIRST_ORDER = "as listed, or with another data set first"
+ANOTHER_FIRST = "first-"  # how such orders are called: "first-CUB"
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,7 @@ def _order_rule(order: str, zero_shot: bool) -> str:
     """How orders come about. "fixed" and "first-CUB" of zero-shot tasks are one rule: which data set comes first."""
     if order.isdecimal():
         return RANDOM_ORDER
-    if zero_shot and (order == "fixed" or order.startswith("first-")):
+    if zero_shot and (order == "fixed" or order.startswith(ANOTHER_FIRST)):
         return FIRST_ORDER
     return PUBLISHED_ORDER if len(order) == 1 and order in PUBLISHED else order
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rkr.errors import FileError, UsageError
-from rkr.report.protocol import canonical, group_by_protocol, require_one_protocol
+from rkr.report.protocol import ANOTHER_FIRST, canonical, group_by_protocol, require_one_protocol
 
 FORMAT = 1
 CLASSIFICATION, ZERO_SHOT = ("accuracy", "top5"), ("H", "U", "S")
@@ -207,13 +207,27 @@ def by_recipe(results: Iterable[Result]) -> dict[str, list[Result]]:
 def comparable(results: Iterable[Result]) -> dict[str, list[Result]]:
     """The runs in groups that may be compared, one recipe and protocol each: what a table or figure shows together.
 
-    A group is called like its recipe. If that has runs of several protocols, the hash of each is in the name.
+    A group is called like its recipe. If that has runs of several protocols, the hash of each is in the name, and the
+    order if it is what is studied.
     """
     groups: dict[str, list[Result]] = {}
     for recipe, runs in by_recipe(results).items():
         found = group_by_protocol(runs)
-        groups |= {recipe if len(found) == 1 else f"{recipe} ({protocol.hash})": same for protocol, same in found}
+        for protocol, same in found:
+            name = recipe if len(found) == 1 else f"{recipe} ({protocol.hash})"
+            groups |= {f"{name} {order}".rstrip(): part for order, part in by_studied_order(same).items()}
     return groups
+
+
+def by_studied_order(runs: Sequence[Result]) -> dict[str, list[Result]]:
+    """The runs by their order, if some have another data set first; else all together, under "".
+
+    What comes first is then the experiment, and a mean over it would say nothing. Orders by a seed, or the published
+    ones of images, are repetitions.
+    """
+    if not any(run.order.startswith(ANOTHER_FIRST) for run in runs):
+        return {"": list(runs)}
+    return {order: [run for run in runs if run.order == order] for order in dict.fromkeys(run.order for run in runs)}
 
 
 def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:

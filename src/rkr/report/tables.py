@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rkr.report.metrics import Spread
+from rkr.report.protocol import ANOTHER_FIRST
 from rkr.report.results import Result
 from rkr.report.summary import (
     NOTHING,
@@ -115,7 +116,7 @@ def summary_table(
     several = any(len(summary.runs) > 1 for summary in summaries)
     shown, tasks = results[0].measure, len(results[0].tasks)
     table = Table(
-        title=Text(f"{results[0].recipe} · {tasks} {'task' if tasks == 1 else 'tasks'}"),
+        title=Text(f"{_heading(results)} · {tasks} {'task' if tasks == 1 else 'tasks'}"),
         caption=caption(
             f"mean {_named(results[0].measure)} over all tasks at the end, in %" if shown in cells else "",
             "± 95 % confidence over runs" if several and shown in cells else "",
@@ -140,6 +141,12 @@ def summary_table(
         row = [Text(known.get(name, NOTHING)) for name in cells]
         table.add_row(Text(f"{result.method} {result.label}"), *row, style="dim")
     return table
+
+
+def _heading(results: Sequence[Result]) -> str:
+    """The recipe, and the order if it is what is studied."""
+    recipe, order = results[0].recipe, results[0].order
+    return f"{recipe} · {order}" if order.startswith(ANOTHER_FIRST) else recipe
 
 
 def summary_json(results: Sequence[Result], paper: Paper | None = None) -> dict[str, Any]:
@@ -183,7 +190,7 @@ def zero_shot_table(results: Sequence[Result]) -> Table:
     """U, S and H of every data set after the last one, a row for each method."""
     cells = zero_shot_cells(results)
     table = Table(
-        title=Text(f"{results[0].recipe} · after the last task"),
+        title=Text(f"{_heading(results)} · after the last task"),
         caption=caption("U, S: mean accuracy of unseen and seen classes in %; H: their harmonic mean"),
         **LOOK,
     )

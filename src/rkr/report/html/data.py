@@ -17,7 +17,7 @@ from rkr.report.html.paper import Published, published
 from rkr.report.looks import look_of
 from rkr.report.metrics import Spread, spread
 from rkr.report.protocol import Protocol, differences, group_by_protocol, protocol
-from rkr.report.results import Result, by_method, by_recipe, is_number
+from rkr.report.results import Result, by_method, by_recipe, by_studied_order, is_number
 from rkr.report.summary import COLUMNS, NOTHING, Cell, Summary, progress, summarise, summary_cells, zero_shot_cells
 
 HASH = 10  # characters of a hash that are shown
@@ -58,11 +58,11 @@ def grouped(results: Sequence[Result]) -> list[Group]:
     groups: list[Group] = []
     for recipe, runs in by_recipe(results).items():
         found = []
-        for shared, same in group_by_protocol(runs):
-            known = published(same[0].settings)
-            changed = _changed(same[0]) if known.changed else ""
-            name = f"{recipe} · {changed}" if changed else recipe
-            found.append(Group(name, same, known, shared))
+        for shared, all_orders in group_by_protocol(runs):
+            for order, same in by_studied_order(all_orders).items():
+                known = published({**same[0].settings, "order": same[0].order})
+                changed = _changed(same[0]) if known.changed else ""
+                found.append(Group(" · ".join(filter(None, (recipe, changed, order))), same, known, shared))
         groups += sorted(found, key=lambda group: bool(group.published.changed))
     return [_told_apart(group, groups) for group in groups]
 

@@ -51,17 +51,22 @@ def published(settings: Mapping[str, Any]) -> Published:
     recipe = _unchecked(values)
     methods = dict.fromkeys(number.method for number in recipe.paper)
     found: dict[str, dict[str, float]] = {}
-    for method in methods if recipe.zero_shot else ():
+    order = str(settings.get("order", recipe.orders[0]))
+    of_one_order = any(number.order == order for number in recipe.paper)
+    tasks: tuple[str, ...] = ()
+    if isinstance(recipe.stream, ZeroShotSettings):
+        tasks = recipe.stream.ordered(order if of_one_order else "fixed")
+    for method in methods if tasks else ():
         for metric in ("U", "S", "H"):
-            printed = recipe.published(method, metric)
+            printed = recipe.published(method, metric, order)
             if isinstance(printed, tuple):
-                for task, value in zip(values["stream"]["datasets"], printed, strict=True):
+                for task, value in zip(tasks, printed, strict=True):
                     found.setdefault(method, {})[f"{task} {metric}"] = value
     capacity = {method: _plain(recipe.published(method, "capacity")) for method in methods}
     return Published(
         title,
         about,
-        recipe.published_numbers(),
+        recipe.published_numbers(order),
         {method: value for method, value in capacity.items() if value is not None},
         found,
         printed=in_paper,
