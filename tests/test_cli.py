@@ -66,6 +66,7 @@ def test_list_on_a_terminal(command: Command, monkeypatch: pytest.MonkeyPatch) -
         (("cada-vae", "--tasks", "4"), "3.2796", "113.12"),
         (("cada-vae", "--tasks", "4", "--method", "rkr-k4"), "0.8572", "103.43"),
         (("cada-vae", "--tasks", "4", "--rank", "32"), "6.5095", "126.04"),
+        (("cada-vae", "--tasks", "3", "--input", "1280"), "4.5081", "113.52"),
     ],
 )
 def test_cost(command: Command, words: tuple[str, ...], percent: str, total: str) -> None:
@@ -132,7 +133,7 @@ def test_cost_of_zero_shot_methods(command: Command, method: str, percent: str) 
         (("lenett",), "rkr: name: no network is called 'lenett'; did you mean 'lenet'? Choose one of lenet, resnet18,"),
         (("lenet", "--rank", "0"), "rkr: rank must be a whole number of at least 1, not 0"),
         (("lenet", "--tasks", "3"), "rkr: --tasks: 100 classes cannot be divided into 3 tasks of equal size"),
-        (("lenet", "--tasks", "0"), "rkr: --tasks: 100 classes cannot be divided into 0 tasks of equal size"),
+        (("lenet", "--tasks", "0"), "rkr: --tasks must be at least 1, not 0"),
         (("lenet", "--classes", "0"), "rkr: classes must be at least 1, but is 0."),
         (("lenet", "--stem", "cifar"), "rkr: stem: no such key for lenet; choose one of name, head, classes, in_chan"),
         (("resnet18", "--stem", "big"), 'rkr: stem: must not be "big"; choose one of cifar, imagenet'),

@@ -14,6 +14,7 @@ from rkr.errors import UsageError
 from rkr.experiments import How
 from rkr.learners import METHODS, ZERO_SHOT_METHODS
 from rkr.recipes import list_recipes, load_recipe
+from rkr.recipes.load import SHIPPED
 from rkr.recipes.write import recipe_text, toml_text
 from rkr.report.results import find_results
 from rkr.tune import as_good, at_an_edge, outcome, parsed_grid, run_search, search_plan, tuning, write_chosen
@@ -106,6 +107,23 @@ def test_what_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no method 'ecw'"):
         tuning(recipe, "ecw", 2, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_recipe_of_few_tasks_is_tuned_on_all(
+    tmp_path: Path, command: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def stop(recipe: object, method: str, tasks: int, *rest: object) -> None:
+        asked.append(tasks)
+        raise UsageError("enough")
+
+    monkeypatch.setattr("rkr.tune.tuning", stop)
+    few = tmp_path / "few.toml"
+    few.write_text((SHIPPED / "digits.toml").read_text().replace("tasks = 5", "tasks = 2"))
+    for name in (str(few), "digits"):
+        assert command("tune", name, "--method", "ewc")[0] == 2
+    assert asked == [2, 3]
 
 
 def test_from_the_command_line(tmp_path: Path, command: Callable[..., tuple[int, str, str]]) -> None:

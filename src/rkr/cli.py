@@ -125,19 +125,24 @@ def cost(
     ] = None,
     method: Annotated[str, typer.Option(help="A method of `rkr list`; for cada-vae one of zero-shot tasks.")] = "rkr",
     stem: Annotated[str | None, typer.Option(help="Of resnet18: cifar or imagenet.")] = None,
-    input_: Annotated[str | None, typer.Option("--input", help="Shape of an image, such as 3,32,32.")] = None,
+    input_: Annotated[
+        str | None, typer.Option("--input", help="Shape of an image, such as 3,32,32, or number of features.")
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Parameters, bytes and multiply-adds that tasks cost, untrained."""
     from torch import nn
 
     from rkr.counting import Capacities, count
+    from rkr.recipes.known import network_arguments
     from rkr.recipes.settings import NetworkSettings
 
     given = {"classes": classes, "stem": stem}
     arguments = {name: value for name, value in given.items() if value is not None}
-    settings = NetworkSettings.checked({"name": network, **arguments})
     shape = _shape(input_) if input_ is not None else None
+    if shape is not None and len(shape) == 1 and "in_features" in network_arguments(network):
+        arguments["in_features"] = shape[0]
+    settings = NetworkSettings.checked({"name": network, **arguments})
     head = settings.head if isinstance(getattr(settings.build(), settings.head, None), nn.Linear) else None
     found = count(method, settings.build, head, tasks, rank, shape)
     if not json_:
@@ -398,7 +403,7 @@ def _console() -> Console:
 def tune(
     recipe: Annotated[str, typer.Argument(help="A recipe, as `rkr list` names them, or a .toml file of your own.")],
     method: Annotated[str, typer.Option(help="The method whose options are chosen.")],
-    tasks: Annotated[int, typer.Option(help="How many tasks, the first ones.")] = 3,
+    tasks: Annotated[int | None, typer.Option(help="How many tasks, the first ones. 3 by default, or all.")] = None,
     grid: Annotated[
         list[str] | None, typer.Option(help="An option and its values, such as strength=0.1,1,10; may be repeated.")
     ] = None,
@@ -416,9 +421,11 @@ def tune(
     from rkr.recipes import load_recipe
     from rkr.tune import as_good, at_an_edge, outcome, parsed_grid, run_search, search_plan, tuning, write_chosen
 
-    if tasks < 1:
+    if tasks is not None and tasks < 1:
         raise UsageError(f"--tasks must be at least 1, not {tasks}")
-    search = tuning(load_recipe(recipe), method, tasks, out, parsed_grid(grid or ()))
+    loaded = load_recipe(recipe)
+    tasks = min(3, loaded.stream.tasks) if tasks is None else tasks
+    search = tuning(loaded, method, tasks, out, parsed_grid(grid or ()))
     plan = search_plan(search, order, epochs, data, limit)
     done = _watched(json_, partial(run_search, plan, How(workers, threads)))
     assert done is not None

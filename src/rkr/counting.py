@@ -96,7 +96,9 @@ def count(
     if rank is not None and not rectifies:
         raise UsageError(f"--rank: {name} has no rank")
     classes = 2 * tasks if head is None else len(network.get_submodule(head).get_parameter("weight"))
-    if tasks < 1 or classes % tasks:
+    if tasks < 1:
+        raise UsageError(f"--tasks must be at least 1, not {tasks}")
+    if classes % tasks:
         raise UsageError(f"--tasks: {classes} classes cannot be divided into {tasks} tasks of equal size")
     if not rectifies:
         if head is None and not zero_shot:

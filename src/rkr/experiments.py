@@ -136,10 +136,9 @@ class Plan:
             settings["classifier_epochs"] = "validation"  # where the numbers are from
         if recipe.zero_shot and recipe.takes != stream.input_shape:  # networks for images were tried on theirs
             wanted, there = ("x".join(map(str, shape)) for shape in (recipe.takes, stream.input_shape))
-            raise UsageError(
-                f"{self.given}: the network takes {wanted} features, the data have {there}: "
-                f"set network.in_features = {there}"
-            )
+            settable = "in_features" in recipe.network.all_arguments
+            advice = f"set network.in_features = {there}" if settable else "choose other features, or another network"
+            raise UsageError(f"{self.given}: the network takes {wanted} features, the data have {there}: {advice}")
         augment = Augment(**training.augment.model_dump()) if any(training.augment.model_dump().values()) else None
         about = {
             "recipe": self.root.name,

@@ -418,6 +418,10 @@ def test_features_are_scaled_as_the_task_was() -> None:
     for number in (-1, 1):
         with pytest.raises(UsageError, match=f"there is no task {number}: tasks are numbered 0 to 0"):
             again.scaled(x, number)
+        with pytest.raises(UsageError, match=f"there is no task {number}: tasks are numbered 0 to 0"):
+            again.predict(x, number)
+    with pytest.raises(UsageError, match=rf"features must be \(samples, {D}\), not \(2, {D - 1}\)"):
+        again.predict(x[:, 1:], 0)
 
 
 def test_a_strong_penalty_holds_the_encoder() -> None:

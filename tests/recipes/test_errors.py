@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from rkr.errors import UsageError
+from rkr.listing import in_words
 from rkr.recipes import load_recipe
+from rkr.recipes.known import NETWORKS, Entry
 
 Write = Callable[..., Path]
 ORDERS = 'orders = [0, "A", "fixed"]'
@@ -247,6 +249,17 @@ def test_message(write: Write, old: str, new: str, said: str) -> None:
 )
 def test_a_network_that_does_not_fit_the_images(write: Write, source: str, said: str) -> None:
     assert message(write((ORDERS, "orders = [0]"), (STREAM, source))) == f"my.toml: network: {said}"
+
+
+def test_a_network_that_must_be_told_its_size(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    def mine(classes: int, width: int = 3) -> object:
+        raise AssertionError("is not built")
+
+    monkeypatch.setattr("rkr.networks.mine", mine, raising=False)
+    monkeypatch.setitem(NETWORKS, "mine", Entry("mine", "of a user's own"))
+    with pytest.raises(UsageError, match=r"network\.classes: mine needs it, and has no value of its own for it"):
+        load_recipe(str(write(('name = "lenet"\nclasses = 100', 'name = "mine"'))))
+    assert in_words("mine").endswith("  classes = null\n  width = 3")
 
 
 def test_files_are_not_rotated(write: Write) -> None:

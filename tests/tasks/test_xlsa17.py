@@ -17,6 +17,7 @@ from sklearn.preprocessing import MinMaxScaler
 import rkr
 from rkr.tasks import ZeroShotSource, load_xlsa17, validation_source, zero_shot_stream
 from rkr.tasks.mat import read_mat
+from rkr.tasks.xlsa17 import require_files
 
 REAL = Path(os.environ.get("RKR_DATA", "")) / "xlsa17" / "data"
 SEEN, UNSEEN, VALIDATION = (1, 4, 5, 7), (2, 6), (5,)  # of 8 published classes; 3 is in no part, 8 has no rows
@@ -260,7 +261,9 @@ def test_places(tmp_path: Path, alone: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_missing_files(tmp_path: Path, alone: Path) -> None:
-    with pytest.raises(rkr.FileError, match=r"BIRDS/res101\.mat in .*mine, .*cache.rkr\. Features .*xlsa17") as it:
+    with pytest.raises(
+        rkr.FileError, match=r"BIRDS/res101\.mat in .*mine, .*cache.rkr\. It is published .*xlsa17"
+    ) as it:
         load_xlsa17("BIRDS", tmp_path / "mine")
     assert "--data" in str(it.value)
     with pytest.raises(rkr.FileError, match=r"BIRDS/own\.mat in .* not published: .*`rkr features`.* \(--data or"):
@@ -484,10 +487,10 @@ def test_published_validation_rows_are_a_trap(source: ZeroShotSource, tmp_path: 
 def test_validation_does_not_depend_on_test_rows(source: ZeroShotSource) -> None:
     for without in (source, dataclasses.replace(source, validation_classes=None)):
         features, labels = without.features.clone(), without.labels.clone()
-        features[torch.cat((without.test_seen, without.test_unseen))] = torch.nan
+        features[torch.cat((without.test_seen, without.test_unseen))] = 1e9
         labels[without.test_seen] = 0
         attributes = without.attributes.clone()
-        attributes[list(without.unseen)] = torch.nan
+        attributes[list(without.unseen)] = 1e9
         spoilt = dataclasses.replace(without, features=features, labels=labels, attributes=attributes)
         assert_equal(validation_source(spoilt, 3), validation_source(without, 3))
 
@@ -537,9 +540,20 @@ def test_validation_needs_classes(source: ZeroShotSource) -> None:
     for classes in ((), (1,), source.seen):
         with pytest.raises(rkr.UsageError, match="must be some of the seen classes, but not all"):
             validation_source(dataclasses.replace(source, validation_classes=classes))
-    two = source.trainval[torch.isin(source.labels[source.trainval], torch.tensor([0, 2]))]
+    rows = [torch.tensor(part) for part in ([0, 1], [2], [3])]
+    labels = torch.tensor([0, 1, 0, 2])
+    two = ZeroShotSource("X", ("a", "b", "c"), (1, 2, 3), torch.rand(4, 2), labels, torch.eye(3), *rows)
     with pytest.raises(rkr.UsageError, match="needs 3 or more seen classes to hold some out, not 2"):
-        validation_source(dataclasses.replace(source, trainval=two, test_seen=two[:1], validation_classes=None))
+        validation_source(two)
+
+
+def test_all_missing_data_sets_are_named(tmp_path: Path) -> None:
+    with pytest.raises(rkr.FileError, match=r"^APY: there is no APY/res101\.mat .* is missing of others: AWA1, SUN$"):
+        require_files(("APY", "AWA1", "SUN"), tmp_path, "res101")
+    with pytest.raises(rkr.FileError, match=r"^APY: there is no .* belongs into xlsa17/data/APY[^.]*$"):
+        require_files(("APY",), tmp_path, "res101")
+    with pytest.raises(rkr.UsageError, match="a file of features is named without its ending: 'res101'"):
+        require_files(("APY",), tmp_path, "res101.mat")
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -46,8 +46,9 @@ def network_builder(name: str) -> Callable[..., nn.Module]:
 
 
 def network_arguments(name: str) -> dict[str, Any]:
-    """Of the function that builds it, with their values."""
-    return {key: parameter.default for key, parameter in inspect.signature(network_builder(name)).parameters.items()}
+    """Of the function that builds it, with their values; None for those that must be given."""
+    known = inspect.signature(network_builder(name)).parameters
+    return {key: None if p.default is p.empty else p.default for key, p in known.items()}
 
 
 def source_options(source: str) -> dict[str, inspect.Parameter]:

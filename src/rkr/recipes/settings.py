@@ -209,10 +209,11 @@ class ZeroShotSettings(Settings):
 
     def __call__(self, order: Order, data: Data = None) -> Stream:
         """Load the features, from `data`, $RKR_DATA or the user's cache, as tasks."""
-        from rkr.tasks.xlsa17 import load_xlsa17
+        from rkr.tasks.xlsa17 import load_xlsa17, require_files
         from rkr.tasks.zeroshot import limited, validation_source, zero_shot_stream
 
         names = self.ordered(order)[: self.first]
+        require_files(names, data, self.features)
         sources = [load_xlsa17(name, data, self.features, self.embedding) for name in names]
         if self.limit is not None:
             sources = [limited(source, self.limit, self.seed) for source in sources]
@@ -244,6 +245,9 @@ class NetworkSettings(Settings):
         for name in self.arguments:
             if name not in known:
                 raise problem(name, f"no such key for {self.name}{choose(name, ('name', 'head', *known))}")
+        for name, parameter in known.items():
+            if parameter.default is parameter.empty and name not in self.arguments:
+                raise problem(name, f"{self.name} needs it, and has no value of its own for it")
         check_values(known, self.arguments)
         return self
 

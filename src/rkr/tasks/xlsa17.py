@@ -12,6 +12,7 @@ the two are used here; their rows come from `trainval_loc` alone (`validation_so
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,25 @@ def load_xlsa17(name: str, data: Data = None, features: str = PUBLISHED, embeddi
     )
 
 
+def require_files(names: Sequence[str], data: Data, features: str) -> None:
+    """Raise FileError, with what to do about it, unless the files of all data sets are there."""
+    missing: list[FileError] = []
+    for name in names:
+        try:
+            _found(name, data, features)
+        except FileError as error:
+            missing.append(error)
+    if len(missing) > 1:
+        others = ", ".join(str(error).partition(":")[0] for error in missing[1:])
+        raise FileError(f"{missing[0]}. The same is missing of others: {others}")
+    if missing:
+        raise missing[0]
+
+
 def _found(name: str, data: Data, features: str) -> Path:
     """The file of features that has the splits next to it."""
+    if features.endswith(".mat"):
+        raise UsageError(f"a file of features is named without its ending: {features.removesuffix('.mat')!r}")
     for what, value in (("data set", name), ("file of features", features)):
         if value in ("", "..") or Path(value).name != value:
             raise UsageError(f"a {what} has a plain name, not {value!r}")
@@ -79,7 +97,7 @@ def _found(name: str, data: Data, features: str) -> Path:
         )
     folder = f"xlsa17/data/{name}, data/{name} or {name} of the folder of data (--data or $RKR_DATA)"
     if features == PUBLISHED:
-        advice = f'Features and splits are published by Xian et al. as "xlsa17": they belong into {folder}'
+        advice = f'It is published by Xian et al. with the splits, as "xlsa17", and belongs into {folder}'
     else:
         advice = (
             f"They are not published: compute features of the images with `rkr features`, and put them into {folder}"

@@ -17,6 +17,10 @@ from rkr.tasks.task import Features, Stream, Task, Training
 
 SCALERS = ("train", "each", "none")
 HELD_OUT = 0.2  # of the rows of a class that validation sees
+KINDS = (
+    *(("features", torch.float32, 2), ("labels", torch.int64, 1), ("attributes", torch.float32, 2)),
+    *((part, torch.int64, 1) for part in ("trainval", "test_seen", "test_unseen")),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,21 +40,35 @@ class ZeroShotSource:
 
     def __post_init__(self) -> None:
         """What every loader must see to; those of files say more exactly where the fault is."""
-        if not len(self.class_names) == len(self.numbers) == len(self.attributes):
-            raise UsageError(
-                f"{self.name}: class_names, numbers and attributes must be of the same classes, not of "
-                f"{len(self.class_names)}, {len(self.numbers)} and {len(self.attributes)}"
-            )
+        for name, kind, dims in KINDS:
+            value = getattr(self, name)
+            if not isinstance(value, Tensor) or value.dtype != kind or value.dim() != dims or not value.numel():
+                found = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+                raise self._wrong(f"{name} must be a tensor of {kind} with {dims} dimensions, not empty; it is {found}")
+            if kind.is_floating_point and not bool(value.isfinite().all()):
+                raise self._wrong(f"{name} has values that are NaN or infinite")
         if len(self.features) != len(self.labels):
-            raise UsageError(f"{self.name}: there are {len(self.features)} features, but {len(self.labels)} labels")
-        for part in ("trainval", "test_seen", "test_unseen"):
-            if not len(getattr(self, part)):
-                raise UsageError(f"{self.name}: {part} is empty")
-        seen, tested = set(self.seen), set(self.labels[self.test_seen].tolist())
-        if seen & set(self.unseen):
-            raise UsageError(f"{self.name}: class {min(seen & set(self.unseen))} is both seen and unseen")
+            raise self._wrong(f"there are {len(self.features)} features, but {len(self.labels)} labels")
+        counts = len(self.class_names), len(self.numbers), len(self.attributes)
+        if len(set(counts)) > 1:
+            raise self._wrong(f"class_names, numbers and attributes must be of the same classes, not of {counts}")
+        rows = torch.cat((self.trainval, self.test_seen, self.test_unseen))
+        if int(rows.min()) < 0 or int(rows.max()) >= len(self.features):
+            raise self._wrong(f"rows must be 0 to {len(self.features) - 1}, not {int(rows.min())} to {int(rows.max())}")
+        if len(rows.unique()) < len(rows):
+            raise self._wrong("a row is in two of trainval, test_seen and test_unseen, or twice in one")
+        seen, tested, unseen = set(self.seen), set(self.labels[self.test_seen].tolist()), set(self.unseen)
+        if seen & unseen:
+            raise self._wrong(f"class {min(seen & unseen)} is both seen and unseen")
         if tested - seen:
-            raise UsageError(f"{self.name}: class {min(tested - seen)} of test_seen has no rows in trainval")
+            raise self._wrong(f"class {min(tested - seen)} of test_seen has no rows in trainval")
+        if seen | unseen != set(range(len(self.class_names))):
+            raise self._wrong(
+                f"classes must be 0 to {len(self.class_names) - 1}, each with rows in trainval or test_unseen"
+            )
+
+    def _wrong(self, what: str) -> UsageError:
+        return UsageError(f"{self.name}: {what}")
 
     @property
     def seen(self) -> tuple[int, ...]:

@@ -121,6 +121,7 @@ class ZeroShot(Learner):
         self._notes = self._choose_epochs(head, z, y, validation)
 
     def predict(self, x: Tensor, number: int) -> Tensor:
+        self._check(x, number)
         return self.classifiers[number](self.encode(x, number)[0])
 
     def infer(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -128,12 +129,17 @@ class ZeroShot(Learner):
 
     def scaled(self, x: Tensor, number: int) -> Tensor:
         """Features (B, D) as they were extracted, made what `predict` takes: by the task's training features."""
+        self._check(x, number)
+        low, width = self.get_buffer(f"low_{number}"), self.get_buffer(f"width_{number}")
+        return (x.to(low) - low) / width
+
+    def _check(self, x: Tensor, number: int) -> None:
+        """Raise UsageError unless there is such a task, and features are as many as the network takes."""
+        (features,) = self.vae.input_shape
         if not 0 <= number < len(self.seen):
             raise UsageError(f"there is no task {number}: tasks are numbered 0 to {len(self.seen) - 1}")
-        low, width = self.get_buffer(f"low_{number}"), self.get_buffer(f"width_{number}")
-        if x.dim() != 2 or x.shape[1] != len(low):
-            raise UsageError(f"features must be (samples, {len(low)}), not {tuple(x.shape)}")
-        return (x.to(low) - low) / width
+        if x.dim() != 2 or x.shape[1] != features:
+            raise UsageError(f"features must be (samples, {features}), not {tuple(x.shape)}")
 
     def capacity(self) -> Capacity:
         """Of the encoder of images, which is all that the paper counts; bytes are of classifiers too.
