@@ -193,11 +193,11 @@ class ZeroShotSettings(Settings):
 
     def ordered(self, order: Order) -> tuple[str, ...]:
         """The data sets in an order: "fixed" as listed, "first-CUB" with it and the first exchanged, or a seed."""
-        from rkr.tasks.cut import generator
-
         names = list(self.datasets)
         if isinstance(order, int) and not isinstance(order, bool) and order >= 0:
             import torch
+
+            from rkr.tasks.cut import generator
 
             return tuple(names[i] for i in torch.randperm(len(names), generator=generator("datasets", order)))
         swaps = {"fixed": 0, **{f"first-{name}": i for i, name in enumerate(names)}}
