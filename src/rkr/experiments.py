@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
 import itertools
 import os
 import platform
@@ -92,6 +93,10 @@ class Plan:
     def folder(self, job: Job) -> Path:
         """Where a run goes."""
         return self.root / job.method / job.label.replace(" ", "-")
+
+    def twins(self, job: Job) -> list[Path]:
+        """Where other recipes' runs of the method lie, one of which may be the very same."""
+        return sorted(self.out.glob(f"*/{glob.escape(job.method)}/{self.folder(job).name}"))
 
     @property
     def before(self) -> Plan | None:
@@ -314,7 +319,8 @@ def _one_by_one(plan: Plan, how: How, watch: Watch, more: bool = False) -> bool:
         curves = TensorBoard() if how.tensorboard and fabric.is_global_zero else Quiet()
         with curves, _crew(plan, how, job, shares[job]) as crew:
             told = both(watch, curves)
-            run = Run(experiment, plan.folder(job), fabric, told, how.save_minutes, how.threads, crew)
+            twins = plan.twins(job)
+            run = Run(experiment, plan.folder(job), fabric, told, how.save_minutes, how.threads, crew, twins)
             try:
                 done = run.execute()
             except RkrError as error:

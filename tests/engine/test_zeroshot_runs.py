@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from small_zeroshot import outcome
 
 import rkr
 from rkr import experiments
+from rkr.engine.events import Finished
 from rkr.engine.loop import Diverged
 from rkr.engine.run import Run
 from rkr.errors import FileError, UsageError
@@ -142,6 +145,41 @@ def test_the_validation_run_comes_first(server: Server, recipe: Path) -> None:
     assert [event["already"] for event in again.events("finished")] == [True] * 4
     assert not again.events("epochend")
     assert again.events("summary") == done.events("summary")
+
+
+def test_a_run_that_another_recipe_has_made_is_taken_over(recipe: Path) -> None:
+    """With its validation run; not if anything but the recipe's name differs, or nothing can be loaded from it."""
+    other, out = recipe.parent / "other.toml", recipe.parent / "runs"
+    other.write_text(RECIPE.replace('orders = ["fixed", "first-TWO"]', 'orders = ["fixed"]'))
+
+    def ran(path: Path, **changes: Any) -> tuple[Plan, list[bool]]:
+        data = str(recipe.parent / "data")
+        plan = Plan(load_recipe(str(path)), str(path), ("sft",), ("fixed",), out, data=data, **changes)
+        events: list[Any] = []
+        assert run_plan(plan, How(threads=1, accelerator="cpu"), events.append)
+        return plan, [event.already for event in events if isinstance(event, Finished)]
+
+    made, already = ran(recipe)
+    assert already == [False, False]
+    taken, already = ran(other)
+    assert already == [True, True]
+    one, two = (plan.folder(plan.jobs[0]) for plan in (made, taken))
+    assert outcome(one) == outcome(two)
+    before, after = (json.loads((folder / "run.json").read_text()) for folder in (one, two))
+    assert after.pop("same_as") == "small/sft/fixed"
+    assert (after["recipe"], after["settings"]["recipe"]) == ("other", "other")
+    assert {**after, "recipe": "", "settings": {**after["settings"], "recipe": ""}} == {
+        **before,
+        "recipe": "",
+        "settings": {**before["settings"], "recipe": ""},
+    }
+    assert read_result(two).recipe == "other"
+    rkr.load_learner(two)
+    assert ran(other, seeds=(1,))[1] == [True, False]  # another seed; its validation run is the same
+    assert ran(other, epochs=1)[1] == [False, False]
+    shutil.rmtree(two)
+    shutil.rmtree(one / "model")
+    assert ran(other)[1] == [True, False]
 
 
 @pytest.mark.parametrize("method", ["rkr", "base", "original", "l2", "lzsl"])

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,32 @@ class RunFolder:
         else:
             text = json.dumps({"format": 1, **about, "settings": settings}, indent=1)
             write_atomic(self._settings, (text + "\n").encode())
+
+    def take_over(self, others: Iterable[Path], settings: dict[str, Any], data: str, recipe: str) -> None:
+        """Copy a complete run from other folders that differs in nothing but its recipe's name; not if this one began.
+
+        Several tables of a paper share runs, which need not be made for each. `run.json` comes last: until it is there,
+        nothing was taken over.
+        """
+        if self._settings.exists():
+            return
+        wanted = json.loads(json.dumps({**settings, DATA: data}))
+        for path in others:
+            other = RunFolder(path)
+            if path == self.path or not other.finished or not other.model.is_dir():
+                continue
+            try:
+                record = json.loads(other._settings.read_text())
+                same = {**record["settings"], "recipe": ""} == {**wanted, "recipe": ""}
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+            if same:
+                for file in (*filter(Path.is_file, other.model.rglob("*")), other.times, other.results):
+                    with _explained(file):
+                        write_atomic(self.path / file.relative_to(path), file.read_bytes())
+                record |= {"recipe": recipe, "settings": wanted, "same_as": "/".join(path.parts[-3:])}
+                write_atomic(self._settings, (json.dumps(record, indent=1) + "\n").encode())
+                return
 
     @property
     def finished(self) -> bool:

@@ -53,10 +53,12 @@ class Run(Loop):
         save_minutes: float = 5.0,
         decode_workers: int | None = None,
         crew: Crew | None = None,
+        twins: Iterable[Path] = (),
     ) -> None:
         super().__init__(experiment, RunFolder(folder), fabric, watch, save_minutes, decode_workers)
         self._evaluator = Evaluator(experiment.stream, fabric, decode_workers)
         self._crew = crew if fabric.world_size == 1 else None  # else all processes train each candidate together
+        self._twins = twins  # folders of runs that may be this one, made for another recipe
         self._stop = self._repeatable = False
 
     def execute(self) -> bool:
@@ -144,7 +146,9 @@ class Run(Loop):
     def _execute(self) -> bool:
         e, tasks = self.experiment, self.experiment.stream.tasks
         if self.fabric.is_global_zero:
-            self.folder.begin(e.settings, e.stream.describe()["sha256"], e.about)
+            data = e.stream.describe()["sha256"]
+            self.folder.take_over(self._twins, e.settings, data, str(e.about.get("recipe")))
+            self.folder.begin(e.settings, data, e.about)
         self.fabric.barrier()
         if self.folder.finished:
             if self.fabric.is_global_zero:
