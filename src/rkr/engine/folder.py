@@ -83,30 +83,31 @@ class RunFolder:
             text = json.dumps({"format": 1, **about, "settings": settings}, indent=1)
             write_atomic(self._settings, (text + "\n").encode())
 
-    def take_over(self, others: Iterable[Path], settings: dict[str, Any], data: str, recipe: str) -> None:
+    def take_over(self, others: Iterable[Path]) -> None:
         """Copy a complete run from other folders that differs in nothing but its recipe's name; not if this one began.
 
-        Several tables of a paper share runs, which need not be made for each. `run.json` comes last: until it is there,
-        nothing was taken over.
+        Several tables of a paper share runs, which need not be made for each. Results, by which a run is complete, come
+        last.
         """
-        if self._settings.exists():
+        if self.results.exists() or self._state.exists():
             return
-        wanted = json.loads(json.dumps({**settings, DATA: data}))
+        own = json.loads(self._settings.read_text())
         for path in others:
             other = RunFolder(path)
             if path == self.path or not other.finished or not other.model.is_dir():
                 continue
             try:
                 record = json.loads(other._settings.read_text())
-                same = {**record["settings"], "recipe": ""} == {**wanted, "recipe": ""}
+                same = {**record["settings"], "recipe": ""} == {**own["settings"], "recipe": ""}
             except (OSError, ValueError, KeyError, TypeError):
                 continue
             if same:
-                for file in (*filter(Path.is_file, other.model.rglob("*")), other.times, other.results):
-                    with _explained(file):
+                mine = {"recipe": own["recipe"], "settings": own["settings"], "same_as": "/".join(path.parts[-3:])}
+                with _explained(path):
+                    for file in (*filter(Path.is_file, other.model.rglob("*")), other.times):
                         write_atomic(self.path / file.relative_to(path), file.read_bytes())
-                record |= {"recipe": recipe, "settings": wanted, "same_as": "/".join(path.parts[-3:])}
-                write_atomic(self._settings, (json.dumps(record, indent=1) + "\n").encode())
+                    write_atomic(self._settings, (json.dumps({**record, **mine}, indent=1) + "\n").encode())
+                    write_atomic(self.results, other.results.read_bytes())
                 return
 
     @property

@@ -146,9 +146,8 @@ class Run(Loop):
     def _execute(self) -> bool:
         e, tasks = self.experiment, self.experiment.stream.tasks
         if self.fabric.is_global_zero:
-            data = e.stream.describe()["sha256"]
-            self.folder.take_over(self._twins, e.settings, data, str(e.about.get("recipe")))
-            self.folder.begin(e.settings, data, e.about)
+            self.folder.begin(e.settings, e.stream.describe()["sha256"], e.about)
+            self.folder.take_over(self._twins)
         self.fabric.barrier()
         if self.folder.finished:
             if self.fabric.is_global_zero:
