@@ -13,7 +13,8 @@ import torch
 import rkr
 from rkr import recipes
 from rkr.engine.run import Run
-from rkr.experiments import How, Plan, run_plan
+from rkr.experiments import How, run_plan
+from rkr.plan import Plan
 from rkr.recipes import load_recipe
 from rkr.report import read_result
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from rkr.engine.events import Watch
-    from rkr.experiments import How, Job, Plan
+    from rkr.experiments import How
+    from rkr.plan import Job, Plan
     from rkr.reproduce import Exhibit
 
 app = typer.Typer(
@@ -257,7 +258,8 @@ def run(
 
     if precision == "bf16-mixed":
         avoid_broken_amx()  # first of all: networks compute when recipes are checked
-    from rkr.experiments import How, Plan, choose_orders, choose_seeds
+    from rkr.experiments import How
+    from rkr.plan import Plan, choose_orders, choose_seeds
     from rkr.recipes import load_recipe
 
     plans = []
@@ -282,7 +284,8 @@ def demo(
     json_: Json = False,
 ) -> None:
     """Learn 5 tasks of 2 handwritten digits with RKR and by fine-tuning; about a minute, no download."""
-    from rkr.experiments import How, Plan
+    from rkr.experiments import How
+    from rkr.plan import Plan
     from rkr.recipes import load_recipe
 
     recipe = load_recipe("digits")

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from rkr.core.model import RectifiedModel
 from rkr.errors import UsageError
-from rkr.experiments import Plan, choose_orders
+from rkr.plan import Plan, choose_orders
 from rkr.recipes import Recipe, load_recipe
 from rkr.recipes.load import parsed
 from rkr.recipes.messages import choose, in_words

@@ -18,7 +18,8 @@ from rkr.errors import RkrError, UsageError
 from rkr.learners import methods_for
 from rkr.recipes import Recipe, load_recipe
 from rkr.report.export import with_deviation
-from rkr.report.results import Result, by_recipe, comparable, find_results, flat_options
+from rkr.report.groups import by_recipe, comparable, flat_options
+from rkr.report.results import Result, find_results
 from rkr.report.summary import NOTHING, Summary, summarise, summary_cells, zero_shot_cells
 
 INTRODUCTION = """\

@@ -17,7 +17,8 @@ from rkr.atomic import write_atomic
 from rkr.engine.folder import RunFolder
 from rkr.engine.loop import Diverged
 from rkr.errors import FileError, RkrError, UsageError
-from rkr.experiments import How, Plan, choose_orders, run_plan
+from rkr.experiments import How, run_plan
+from rkr.plan import Plan, choose_orders
 from rkr.recipes import Recipe, load_recipe
 from rkr.recipes.settings import MethodSettings
 from rkr.recipes.write import recipe_text, toml_text

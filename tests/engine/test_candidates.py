@@ -31,8 +31,9 @@ from rkr.engine.processes import make_fabric
 from rkr.engine.samples import derived, held_out
 from rkr.engine.state import load_state, save_state
 from rkr.errors import RkrError, UsageError
-from rkr.experiments import How, Plan
+from rkr.experiments import How
 from rkr.learners import METHODS
+from rkr.plan import Plan
 from rkr.recipes import load_recipe
 from rkr.report import read_result
 from rkr.tasks import Batches, Images, Stream, Task, Training

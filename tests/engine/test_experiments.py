@@ -22,8 +22,9 @@ from rkr.engine.events import Event
 from rkr.engine.folder import RunFolder
 from rkr.engine.loop import Diverged
 from rkr.errors import FileError, RkrError, UsageError
-from rkr.experiments import How, Job, Plan, choose_orders, choose_seeds, run_plan
+from rkr.experiments import How, run_plan
 from rkr.machine import commit
+from rkr.plan import Job, Plan, choose_orders, choose_seeds
 from rkr.recipes import load_recipe
 from rkr.workers import MARK, Worker
 

@@ -19,7 +19,8 @@ from small_runs import execute, few_digits, outcome
 from rkr.engine.events import Event, Finished
 from rkr.engine.folder import RunFolder
 from rkr.engine.state import load_state
-from rkr.experiments import How, Plan, run_plan
+from rkr.experiments import How, run_plan
+from rkr.plan import Plan
 from rkr.recipes import load_recipe
 
 

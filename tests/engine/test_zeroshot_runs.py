@@ -22,8 +22,9 @@ from rkr.engine.events import Finished
 from rkr.engine.loop import Diverged
 from rkr.engine.run import Run
 from rkr.errors import FileError, UsageError
-from rkr.experiments import How, Plan, run_plan
+from rkr.experiments import How, run_plan
 from rkr.learners.zeroshot.learner import ZeroShot
+from rkr.plan import Plan
 from rkr.recipes import load_recipe
 from rkr.report import read_result
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rkr.experiments import How, Plan, run_plan
+from rkr.experiments import How, run_plan
+from rkr.plan import Plan
 from rkr.recipes import load_recipe
 from rkr.report.metrics import average, backward_transfer, during
 from rkr.report.results import Result, read_result

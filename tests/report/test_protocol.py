@@ -11,8 +11,8 @@ import pytest
 from rkr import UsageError
 from rkr.report import comparable, differences, read_result, require_one_protocol, summary_json, summary_table
 from rkr.report import protocol as module
+from rkr.report.groups import by_method, named_apart
 from rkr.report.protocol import Protocol, group_by_protocol, protocol
-from rkr.report.results import by_method, named_apart
 from rkr.report.summary import zero_shot_cells
 
 RESULTS = Path(__file__).parents[2] / "results"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rkr.errors import UsageError
-from rkr.experiments import Plan
+from rkr.plan import Plan
 from rkr.recipes import load_recipe
 from rkr.reproduce import Exhibit, Line, exhibit_names, load_exhibit, shown, state_of
 

@@ -13,7 +13,8 @@ import pytest
 
 from rkr import FileError, UsageError
 from rkr.report import Result, by_recipe, comparable, find_results, read_result
-from rkr.report.results import Cost, Epoch, Times, by_method, rank
+from rkr.report.groups import by_method
+from rkr.report.results import Cost, Epoch, Times, rank
 
 
 def edit(path: Path, line: int, change: dict[str, Any]) -> None:

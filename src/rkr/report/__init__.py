@@ -6,8 +6,9 @@ The figures are in `rkr.report.figures`, which is not imported here because matp
 
 from rkr.report.compare import Comparison, comparison_json, comparison_tables
 from rkr.report.export import write_tables
+from rkr.report.groups import by_recipe, comparable
 from rkr.report.protocol import Protocol, differences, require_one_protocol
-from rkr.report.results import Result, by_recipe, comparable, find_results, read_result
+from rkr.report.results import Result, find_results, read_result
 from rkr.report.scan import Scan, Skipped
 from rkr.report.statistics import Paired, paired, verdict
 from rkr.report.tables import (

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from rkr.report import metrics
+from rkr.report.groups import by_method
 from rkr.report.metrics import OrderRobustness, Spread, spread
-from rkr.report.results import Result, by_method
+from rkr.report.results import Result
 from rkr.report.statistics import verdict
 
 Paper = Mapping[str, tuple[float, float | None]]
