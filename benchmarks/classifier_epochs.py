@@ -63,10 +63,12 @@ def main() -> None:
     print(f"Mean H of {arguments.draws} classifiers after {', '.join(map(str, shown))} epochs, and at best (after)")
     for run in arguments.runs:
         result = read_result(run, epochs=False)
-        stream, classifier = result.settings["stream"], result.options.get("classifier", {})
-        if (stream.get("part"), stream.get("scaler"), classifier.get("source")) != ("test", "train", "attributes"):
-            parser.error(f"{run}: only runs of test classes with scaler 'train' and source 'attributes' can be shown")
+        stream = result.settings["stream"]
+        if (stream["kind"], stream.get("part"), stream.get("scaler")) != ("zero-shot", "test", "train"):
+            parser.error(f"{run}: only zero-shot runs of test classes with scaler 'train' can be shown")
         learner = cast(ZeroShot, rkr.load_learner(run))
+        if learner.classifier_options.source != "attributes":
+            parser.error(f"{run}: its classifiers learn from images, which is not repeated here")
         for number, task in enumerate(learner.seen):
             if arguments.task not in (None, task.name):
                 continue

@@ -480,6 +480,15 @@ def test_other_settings(images: Path, tmp_path: Path, options: Options, what: st
     assert content(tmp_path) == before
 
 
+def test_settings_without_any_work_bind_nobody(images: Path, whole: bytes, tmp_path: Path) -> None:
+    """As after a network that fails at the first image."""
+    part = tmp_path / "features.mat.part"
+    part.mkdir()
+    (part / "settings.json").write_text('{"format": 1, "model": "another"}')
+    extract(images, tmp_path / "features.mat", OPTIONS)
+    assert content(tmp_path) == {"features.mat": whole}
+
+
 def test_other_weights_and_other_code(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted(images, tmp_path / "features.mat", 10)
     module = importlib.import_module("some_networks")

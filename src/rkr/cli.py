@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from rkr.errors import RkrError, UsageError
+from rkr.errors import DataWarning, RkrError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,12 +40,25 @@ _WORKERS = "Runs at once, each in its own process; candidates of a run, where th
 
 
 def main() -> None:
-    """Entry point: an error of the package is one line on stderr, and its exit code or 2."""
+    """Entry point: an error of the package is one line on stderr, and its exit code or 2. So are warnings of data."""
+    warnings.showwarning = _warn  # type: ignore[assignment]
     try:
         app()
     except RkrError as error:
         print("rkr: " + " ".join(str(error).split()), file=sys.stderr)
         sys.exit(getattr(error, "exit_code", 2))
+
+
+_showwarning = warnings.showwarning
+_warned: set[str] = set()  # data are read again for every recipe and order
+
+
+def _warn(message: Warning | str, category: type[Warning], *rest: Any) -> None:
+    if not issubclass(category, DataWarning):
+        _showwarning(message, category, *rest)
+    elif str(message) not in _warned:
+        _warned.add(str(message))
+        print(f"rkr: {message}", file=sys.stderr)
 
 
 def _version(asked: bool) -> None:

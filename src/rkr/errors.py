@@ -1,4 +1,4 @@
-"""Every error that the package raises on purpose."""
+"""Every error that the package raises on purpose, and what it warns of."""
 
 
 class RkrError(Exception):
@@ -11,3 +11,7 @@ class UsageError(RkrError, ValueError):
 
 class FileError(RkrError):
     """A file is missing, damaged or made for something else. The model in memory is unchanged."""
+
+
+class DataWarning(UserWarning):
+    """Data that can be used, but perhaps not as they were meant."""

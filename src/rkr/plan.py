@@ -6,12 +6,12 @@ import dataclasses
 import glob
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rkr.errors import UsageError
+from rkr.errors import RkrError, UsageError
 from rkr.machine import commit, processor
 from rkr.recipes import Recipe
 from rkr.recipes.settings import Order
@@ -85,9 +85,15 @@ class Plan:
         """Where a run goes."""
         return self.root / job.method / job.label.replace(" ", "-")
 
-    def twins(self, job: Job) -> list[Path]:
-        """Where other recipes' runs of the method lie, one of which may be the very same."""
-        return sorted(self.out.glob(f"*/{glob.escape(job.method)}/{self.folder(job).name}"))
+    def twins(self, job: Job) -> Iterator[Path]:
+        """Where other recipes' complete runs of the method lie, one of which may be the very same.
+
+        What is damaged is none of them: it would spread.
+        """
+        own = self.folder(job)
+        for path in sorted(self.out.glob(f"*/{glob.escape(job.method)}/{own.name}")):
+            if path != own and _is_whole(path):
+                yield path
 
     @property
     def before(self) -> Plan | None:
@@ -202,3 +208,21 @@ def choose_seeds(recipe: Recipe, count: int | None, named: Sequence[str]) -> tup
     if named:
         return tuple(dict.fromkeys(map(int, named)))
     return (recipe.training.seed,) if count is None else tuple(range(count))
+
+
+def _is_whole(run: Path) -> bool:
+    """Whether a run is complete, and all of its results and what it has learned can be read."""
+    import torch
+
+    from rkr.learned import load_learner
+    from rkr.report import read_result
+
+    try:
+        result = read_result(run)
+        if not result.finished or result.done < len(result.tasks):
+            return False
+        with torch.random.fork_rng(devices=()):  # networks are built with random weights first
+            load_learner(run)
+    except RkrError:
+        return False
+    return True

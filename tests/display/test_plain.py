@@ -77,6 +77,7 @@ def test_ends() -> None:
     watch(Started("a", "f", ("x",), 7, 3, 6, True))
     watch(Stopped("a", "f", 3, 6))
     watch(Finished("a", "f", 0.0, True))
+    watch(Finished("a", "f", 0.0, True, "other/rkr/fixed"))
     watch(Failed("a", "f", "the disk\nis full"))
     watch(TaskEnd("a", 2, "x", 2, (1.0, 0.0), None, False, 1.0))
     again = "the state is saved; run the same command again to go on"
@@ -84,6 +85,7 @@ def test_ends() -> None:
         "a: goes on at task 3, epoch 7: 1 task, schedule of 7 epochs: f",
         f"a: stopped at task 3, epoch 7: {again}",
         "a: already complete: f",
+        "a: the same run as other/rkr/fixed, copied from there: f",
         "a: failed: the disk is full",
         "a: task 2/2 (x): 0.00 %, mean 50.00 %, 0:01, EARLIER TASKS CHANGED",
     ]

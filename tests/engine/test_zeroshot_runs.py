@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,63 @@ def test_a_run_that_another_recipe_has_made_is_taken_over(recipe: Path) -> None:
     shutil.rmtree(two)
     shutil.rmtree(one / "model")
     assert ran(other)[1] == [True, False]
+
+
+@pytest.mark.filterwarnings("always::rkr.errors.DataWarning")
+def test_what_is_odd_about_data_is_said_once(command: Callable[..., tuple[int, str, str]], recipe: Path) -> None:
+    path = recipe.parent / "data" / "TWO" / "att_splits.mat"
+    splits = {name: value for name, value in loadmat(path).items() if not name.startswith("__")}
+    splits["test_unseen_loc"] = splits["test_unseen_loc"][:12]  # without class 5
+    savemat(path, splits)
+    code, _, err = command(*map(str, words(recipe, "a", "--epochs", 1, "--method", "sft")))
+    assert (code, err) == (0, f"rkr: {path}: no split has rows of class 5 (class 5), so it is left out\n")
+
+
+def _cut_a_model(run: Path) -> None:
+    path = max((run / "model").rglob("*.safetensors"), key=lambda path: path.stat().st_size)
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+def _lose_a_task(run: Path) -> None:
+    path = run / "results.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(line for line in lines if not line.startswith(b'{"event": "task", "number": 2')))
+
+
+@pytest.mark.parametrize(
+    ("damage", "is_copied"),
+    [
+        (lambda run: (run / "times.jsonl").unlink(), True),  # how long it took is no result
+        (lambda run: (run / "results.jsonl").write_bytes(b"{\n" + (run / "results.jsonl").read_bytes()), False),
+        (_lose_a_task, False),
+        (_cut_a_model, False),
+        (lambda run: [path.unlink() for path in (run / "model").rglob("*") if path.is_file()], False),
+    ],
+)
+def test_of_runs_only_whole_ones_are_taken_over(recipe: Path, damage: Any, is_copied: bool) -> None:
+    """What is damaged must not spread: then the run is made, and is what it would have been alone."""
+    text = RECIPE.replace('orders = ["fixed", "first-TWO"]', 'orders = ["fixed"]')
+    recipe.write_text(text.replace("[classifier]", "[classifier]\nepochs = 3"))  # so that there is no validation run
+    other, out = recipe.parent / "other.toml", recipe.parent / "runs"
+    other.write_text(recipe.read_text())
+
+    def ran(path: Path) -> tuple[Path, Finished]:
+        plan = Plan(load_recipe(str(path)), str(path), ("rkr",), ("fixed",), out, data=str(recipe.parent / "data"))
+        events: list[Any] = []
+        assert run_plan(plan, How(threads=1, accelerator="cpu"), events.append)
+        (finished,) = (event for event in events if isinstance(event, Finished))
+        return plan.folder(plan.jobs[0]), finished
+
+    one, first = ran(recipe)
+    assert (first.already, first.same_as, "same_as" in first.to_json()) == (False, None, False)
+    before = outcome(one)
+    damage(one)
+    two, second = ran(other)
+    assert (second.already, second.same_as) == (is_copied, "small/rkr/fixed" if is_copied else None)
+    assert read_result(two).finished
+    rkr.load_learner(two)
+    assert outcome(two) == before
+    assert second.to_json().get("same_as") == second.same_as
 
 
 @pytest.mark.parametrize("method", ["rkr", "base", "original", "l2", "lzsl"])

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -344,6 +345,9 @@ def test_runs_and_their_settings(a_result: ReadRun) -> None:
     assert [row["accuracy"] for row in shown] == ["70.00", "–"]
     assert shown[0]["protocol"] == shown[1]["protocol"] == group.protocol.hash
     assert table.dim == {1}
+    (copied,) = grouped([replace(runs[0], record={**runs[0].record, "same_as": "gzsl/rkr/fixed"})])
+    assert runs_table(copied).rows[0][1][3].text == "finished; copied from gzsl/rkr/fixed"
+    assert dict(details(copied)[1][0].facts)["state"] == "finished; copied from gzsl/rkr/fixed"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from scipy.io import loadmat, savemat
 from sklearn.preprocessing import MinMaxScaler
 
 import rkr
+from rkr.errors import DataWarning
 from rkr.tasks import ZeroShotSource, load_xlsa17, validation_source, zero_shot_stream
 from rkr.tasks.mat import read_mat
 from rkr.tasks.xlsa17 import require_files
@@ -23,6 +24,7 @@ REAL = Path(os.environ.get("RKR_DATA", "")) / "xlsa17" / "data"
 SEEN, UNSEEN, VALIDATION = (1, 4, 5, 7), (2, 6), (5,)  # of 8 published classes; 3 is in no part, 8 has no rows
 ROWS = 10  # of each class
 PARTS = ("trainval", "test_seen", "test_unseen")
+pytestmark = pytest.mark.filterwarnings("ignore::rkr.errors.DataWarning")  # of class 3
 
 Content = dict[str, Any]
 
@@ -420,6 +422,20 @@ def test_checks(change: Any, match: str, version: str, tmp_path: Path, alone: Pa
     with pytest.raises(rkr.FileError, match=match) as it:
         load_xlsa17("BIRDS", tmp_path)
     assert "\n" not in str(it.value)
+
+
+def test_a_class_in_no_split_is_named(tmp_path: Path, alone: Path) -> None:
+    """It is left out, as its attributes alone would be."""
+    put(tmp_path / "BIRDS", content())
+    with pytest.warns(DataWarning, match=r"att_splits\.mat: no split has rows of class 3 \(003\.M.*\), so it is left"):
+        source = load_xlsa17("BIRDS", tmp_path)
+    assert source.numbers == (1, 2, 4, 5, 6, 7)
+    made = content()
+    made["labels"][:5] = 8
+    kept = {f"{name}_loc": np.setdiff1d(made[f"{name}_loc"], np.arange(1, 6)) for name in PARTS}
+    put(tmp_path / "FISH", {n: v for n, v in (made | kept).items() if n not in ("train_loc", "val_loc")})
+    with pytest.warns(DataWarning, match=r"no split has rows of class 3 \(003\.M.*\), 8 \(008\.M.*\), so"):
+        load_xlsa17("FISH", tmp_path)
 
 
 def test_unknown_embedding(tmp_path: Path, alone: Path) -> None:

@@ -101,6 +101,8 @@ def ended(event: Event) -> str:
     """How a run ends."""
     if isinstance(event, Finished):
         how = "already complete" if event.already else f"complete in {duration(event.seconds)}"
+        if event.same_as:
+            how = f"the same run as {event.same_as}, copied from there"
         return one_line(f"{event.run}: {how}: {event.folder}")
     if isinstance(event, Stopped):
         where = candidate(event) or f"epoch {event.epoch + 1}"

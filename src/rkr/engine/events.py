@@ -15,9 +15,9 @@ class Event:
     run: str
 
     def to_json(self) -> dict[str, Any]:
-        """The event as plain values, its kind under "event"; what is about candidates only where there are some."""
+        """The event as plain values, its kind under "event"; of candidates and copies only where there are some."""
         values = dataclasses.asdict(self)
-        for name in ("round", "candidate"):
+        for name in ("round", "candidate", "same_as"):
             if values.get(name, ()) is None:
                 del values[name]
         return {"event": type(self).__name__.lower(), **values}
@@ -102,11 +102,12 @@ class TaskEnd(Event):
 
 @dataclass(frozen=True)
 class Finished(Event):
-    """The run is complete; `already` if it was so before."""
+    """The run is complete; `already` if it was so before, or another recipe's run, `same_as`, is the same."""
 
     folder: str
     seconds: float
     already: bool
+    same_as: str | None = None
 
 
 @dataclass(frozen=True)

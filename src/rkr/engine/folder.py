@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -83,32 +84,36 @@ class RunFolder:
             text = json.dumps({"format": 1, **about, "settings": settings}, indent=1)
             write_atomic(self._settings, (text + "\n").encode())
 
-    def take_over(self, others: Iterable[Path]) -> None:
-        """Copy a complete run from other folders that differs in nothing but its recipe's name; not if this one began.
+    def take_over(self, others: Iterable[Path]) -> str | None:
+        """Copy the first of other complete runs that differs in nothing but its recipe's name; not if this one began.
 
         Several tables of a paper share runs, which need not be made for each. Results, by which a run is complete, come
         last.
+
+        Returns:
+            Which one was copied: its recipe, method and order.
         """
         if self.results.exists() or self._state.exists():
-            return
+            return None
         own = json.loads(self._settings.read_text())
         for path in others:
             other = RunFolder(path)
-            if path == self.path or not other.finished or not other.model.is_dir():
-                continue
             try:
                 record = json.loads(other._settings.read_text())
                 same = {**record["settings"], "recipe": ""} == {**own["settings"], "recipe": ""}
             except (OSError, ValueError, KeyError, TypeError):
                 continue
             if same:
-                mine = {"recipe": own["recipe"], "settings": own["settings"], "same_as": "/".join(path.parts[-3:])}
-                with _explained(path):
-                    for file in (*filter(Path.is_file, other.model.rglob("*")), other.times):
+                source = "/".join(path.parts[-3:])
+                mine = {"recipe": own["recipe"], "settings": own["settings"], "same_as": source}
+                with _explained(self.path):
+                    shutil.rmtree(self.model, ignore_errors=True)  # what a kill amid copying left
+                    for file in filter(Path.is_file, (*other.model.rglob("*"), other.times)):
                         write_atomic(self.path / file.relative_to(path), file.read_bytes())
                     write_atomic(self._settings, (json.dumps({**record, **mine}, indent=1) + "\n").encode())
                     write_atomic(self.results, other.results.read_bytes())
-                return
+                return source
+        return None
 
     @property
     def finished(self) -> bool:

@@ -58,7 +58,7 @@ class Run(Loop):
         super().__init__(experiment, RunFolder(folder), fabric, watch, save_minutes, decode_workers)
         self._evaluator = Evaluator(experiment.stream, fabric, decode_workers)
         self._crew = crew if fabric.world_size == 1 else None  # else all processes train each candidate together
-        self._twins = twins  # folders of runs that may be this one, made for another recipe
+        self._twins = twins  # folders of complete runs that may be this one, made for another recipe
         self._stop = self._repeatable = False
 
     def execute(self) -> bool:
@@ -145,15 +145,16 @@ class Run(Loop):
 
     def _execute(self) -> bool:
         e, tasks = self.experiment, self.experiment.stream.tasks
+        copied = None
         if self.fabric.is_global_zero:
             self.folder.begin(e.settings, e.stream.describe()["sha256"], e.about)
-            self.folder.take_over(self._twins)
+            copied = self.folder.take_over(self._twins)
         self.fabric.barrier()
         if self.folder.finished:
             if self.fabric.is_global_zero:
                 self.folder.drop_state()
                 self.folder.drop_candidates()
-            self._watch(Finished(e.label, str(self.folder.path), 0.0, True))
+            self._watch(Finished(e.label, str(self.folder.path), 0.0, True, copied))
             return True
         be_deterministic()
         keep_freed_memory()

@@ -69,8 +69,9 @@ class Parts:
         for left in self.path.glob(f"{TEMPORARY}*.tmp"):  # of a process that was killed
             left.unlink(missing_ok=True)
         self._current = settings
-        if not self._settings.exists():
-            if any(self.path.glob("*.safetensors")):
+        some_work = any(self.path.glob("*.safetensors"))
+        if not self._settings.exists() or not some_work:  # settings alone bind nobody
+            if some_work:
                 raise FileError(f"{self._settings}: is missing, so nobody knows what is there: remove {self.path}")
             write_atomic(self._settings, (json.dumps(settings, indent=1) + "\n").encode())
             return

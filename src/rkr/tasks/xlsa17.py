@@ -12,6 +12,7 @@ the two are used here; their rows come from `trainval_loc` alone (`validation_so
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rkr.errors import FileError, UsageError
+from rkr.errors import DataWarning, FileError, UsageError
 from rkr.tasks.download import Data, find, folders
 from rkr.tasks.mat import Variables, read_mat
 from rkr.tasks.zeroshot import ZeroShotSource
@@ -138,7 +139,12 @@ def _read(features: Path, splits: Path, embedding: str) -> _Published:
     if not names:  # then those that `rkr features` wrote
         known = content.texts.get("allclasses_names", ())[: len(attributes)]
         names = (*known, *(f"class {number}" for number in range(len(known) + 1, len(attributes) + 1)))
-    _check_alike(splits, embedding, attributes, names, np.unique(labels[np.concatenate((trainval, test_unseen))]))
+    classes = np.unique(labels[np.concatenate((trainval, test_unseen))])
+    _check_alike(splits, embedding, attributes, names, classes)
+    left_out = [f"{number} ({names[number - 1]})" for number in np.setdiff1d(labels, classes).tolist()]
+    if left_out:
+        said = ", ".join(left_out[:3]) + (f" and {len(left_out) - 3} more" if len(left_out) > 3 else "")
+        warnings.warn(f"{splits}: no split has rows of class {said}, so it is left out", DataWarning, stacklevel=3)
     held_out = _validation_classes(split, labels, trainval)
     return _Published(x, labels, attributes, names, trainval, test_seen, test_unseen, held_out)
 

@@ -280,7 +280,7 @@ def runs_table(group: Group) -> Table:
             Cell(run.method, run.method),
             Cell(run.order, float(run.order) if is_number(run.order) else run.order),
             Cell(str(run.seed), run.seed),
-            Cell("finished" if run.finished else f"unfinished, {progress(run)}"),
+            Cell(_state(run)),
             Cell(NOTHING) if mean is None else Cell(f"{mean:.2f}", mean),
             Cell(_duration(seconds), seconds) if run.times else Cell(NOTHING),
             Cell(str(about.get("commit") or NOTHING)),
@@ -320,13 +320,21 @@ def details(group: Group) -> tuple[Json, list[Details]]:
     return _tree(shared), described
 
 
+def _state(run: Result) -> str:
+    """How far a run is, and whether it was made here or copied from another recipe's."""
+    if not run.finished:
+        return f"unfinished, {progress(run)}"
+    source = run.record.get("same_as")
+    return f"finished; copied from {source}" if isinstance(source, str) else "finished"
+
+
 def _facts(run: Result) -> list[tuple[str, str]]:
     about = run.record
     machine, versions, network = (_mapping(about.get(key)) for key in ("machine", "versions", "network"))
     train, test = sum(t.train_seconds for t in run.times), sum(t.test_seconds for t in run.times)
     facts = [
         ("folder", str(run.folder)),
-        ("state", "finished" if run.finished else f"unfinished, {progress(run)}; in no average"),
+        ("state", _state(run) + ("" if run.finished else "; in no average")),
         ("seed", str(run.seed)),
         ("order", run.order),
         ("tasks", ", ".join(run.tasks)),
