@@ -30,12 +30,8 @@ SHOWN = (12, 18, 26, 40)
 @torch.no_grad()
 def curve(learner: ZeroShot, source: ZeroShotSource, number: int, epochs: int) -> list[float]:
     """H after each epoch of a new classifier of task `number`, on latents of attributes."""
-    options, classes = learner.classifier_options, len(source.class_names)
-    counts = torch.full((classes,), options.seen)
-    counts[list(source.unseen)] = options.unseen
-    drawn = torch.arange(classes).repeat_interleave(counts)
-    mu, logvar = learner.attribute_vaes[number].encoder(source.attributes)  # type: ignore[operator]
-    z = learner.vae.sample((mu[drawn], logvar[drawn]))
+    classes = len(source.class_names)
+    z, drawn = learner.latents_of_attributes(number, source.attributes, source.unseen)
     rows = torch.cat((source.test_seen, source.test_unseen))
     latents = learner.encode(learner.scaled(source.features[rows], number), number)[0]
     labels = source.labels[rows]
@@ -46,7 +42,7 @@ def curve(learner: ZeroShot, source: ZeroShotSource, number: int, epochs: int) -
         predicted: Tensor = head(latents).argmax(1)
         found.append(100 * harmonic_mean(*unseen_and_seen(predicted, labels, classes, source.unseen)))
 
-    train_classifier(head, z, drawn, options, epochs, test)
+    train_classifier(head, z, drawn, learner.classifier_options, epochs, test)
     return found
 
 

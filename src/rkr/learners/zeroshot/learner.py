@@ -7,6 +7,7 @@ they do about that.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -158,19 +159,25 @@ class ZeroShot(Learner):
     @torch.no_grad()
     def _latents(self, train: ReadSamples) -> tuple[Tensor, Tensor]:
         """Latents and labels for the classifier, the same number for each seen class and for each unseen one."""
-        task, options = self.task, self.classifier_options
+        task, from_images = self.task, self.classifier_options.source == "images"
         assert task.attributes is not None
-        counts = torch.full((task.classes,), options.seen)
-        counts[list(task.unseen)] = options.unseen
-        if options.source == "images":
-            counts[[c for c in range(task.classes) if c not in task.unseen]] = 0
-        y = torch.arange(task.classes).repeat_interleave(counts).to(task.attributes.device)
-        mu, logvar = self.attribute_vae.encoder(task.attributes)  # (C, latent) each
-        z = self.vae.sample((mu[y], logvar[y]))
-        if options.source == "attributes":
+        z, y = self.latents_of_attributes(task.number, task.attributes, task.unseen, only_unseen=from_images)
+        if not from_images:
             return z, y
         z_images, y_images = self._latents_of_images(train)
         return torch.cat([z_images, z]), torch.cat([y_images, y])
+
+    @torch.no_grad()
+    def latents_of_attributes(
+        self, number: int, attributes: Tensor, unseen: Sequence[int], only_unseen: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Latents drawn for the classes of task `number`, described by `attributes` (C, A), and their labels."""
+        options, vae = self.classifier_options, cast("AttributeVae", self.attribute_vaes[number])
+        counts = torch.full((len(attributes),), 0 if only_unseen else options.seen)
+        counts[list(unseen)] = options.unseen
+        y = torch.arange(len(attributes)).repeat_interleave(counts).to(attributes.device)
+        mu, logvar = vae.encoder(attributes)  # (C, latent) each
+        return self.vae.sample((mu[y], logvar[y])), y
 
     def _latents_of_images(self, train: ReadSamples) -> tuple[Tensor, Tensor]:
         """One latent for each of the first images of every seen class; those of a class with fewer are repeated."""
