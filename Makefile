@@ -30,7 +30,7 @@ bench: $(BENCH) ## measure speed and memory against other libraries
 	$(BIN)/python benchmarks/run.py --into docs/speed.md
 
 results: $(DEV) ## make docs/results.md and the README's figure from the files in results/
-	$(BIN)/python -m rkr.results_page results docs/results.md
+	$(BIN)/python tools/results_page.py results docs/results.md
 
 clean: ## remove the virtual environment, caches and builds
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 import rkr
+from rkr.data import ZeroShotSource, load_xlsa17
 from rkr.errors import RkrError
-from rkr.learners.zeroshot.classifier import train_classifier
-from rkr.learners.zeroshot.learner import ZeroShot
+from rkr.experiment.results import read_result
 from rkr.measures import harmonic_mean, unseen_and_seen
-from rkr.report import read_result
-from rkr.tasks import ZeroShotSource, load_xlsa17
+from rkr.methods.zeroshot.classifier import train_classifier
+from rkr.methods.zeroshot.learner import ZeroShot
 
 SHOWN = (12, 18, 26, 40)
 

@@ -21,14 +21,15 @@ import torch
 from measure import in_its_own_process
 from torch import Tensor, nn
 
-from rkr.engine import Experiment, Run
-from rkr.engine.events import EpochEnd, Event, Started, TaskEnd
-from rkr.engine.processes import make_fabric
-from rkr.learners import METHODS
-from rkr.recipes import Recipe, load_recipe
-from rkr.tasks import Augment, Images, Source, Stream, load_source, split
-from rkr.tasks.cifar import CIFAR100
-from rkr.tasks.download import find
+from rkr.data import Augment, Images, Source, Stream, load_source, split
+from rkr.data.cifar import CIFAR100
+from rkr.data.download import find
+from rkr.experiment.events import EpochEnd, Event, Started, TaskEnd
+from rkr.experiment.processes import make_fabric
+from rkr.experiment.recipes import Recipe, load_recipe
+from rkr.experiment.run import Run
+from rkr.experiment.spec import Experiment
+from rkr.methods import METHODS
 
 ROUNDS = 5
 BAR = 2.0  # avalanche against RKR, at least

@@ -8,9 +8,9 @@ import torch
 from measure import interleaved
 from torch import Tensor, nn
 
-from rkr.engine.processes import keep_freed_memory
-from rkr.learners.shared.fisher import fisher
-from rkr.learners.shared.memory import herd
+from rkr.experiment.processes import keep_freed_memory
+from rkr.methods.shared.fisher import fisher
+from rkr.methods.shared.memory import herd
 from rkr.networks import lenet, small_cnn
 
 SAMPLES, BATCH = 5000, 128  # of a task of CIFAR-100

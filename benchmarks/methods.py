@@ -9,9 +9,9 @@ import torch
 from measure import interleaved
 from torch import Tensor, nn
 
-from rkr.engine.processes import keep_freed_memory
-from rkr.learners import METHODS, Learner
-from rkr.learners.learner import SeenTask
+from rkr.experiment.processes import keep_freed_memory
+from rkr.methods import METHODS, Learner
+from rkr.methods.learner import SeenTask
 from rkr.networks import lenet
 
 TASKS, CLASSES, BATCH, ROUNDS = 5, 10, 128, 7

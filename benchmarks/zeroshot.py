@@ -11,9 +11,9 @@ import torch
 from measure import in_its_own_process, interleaved
 
 import rkr
-from rkr.engine.processes import keep_freed_memory
-from rkr.learners import ZERO_SHOT_METHODS
-from rkr.learners.learner import SeenTask
+from rkr.experiment.processes import keep_freed_memory
+from rkr.methods import ZERO_SHOT_METHODS
+from rkr.methods.learner import SeenTask
 from rkr.networks import CadaVae, VisualEncoder
 
 BATCH, CLASSES, UNSEEN, ATTRIBUTES = 50, 200, 50, 312  # CUB

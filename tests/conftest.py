@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from rkr import cli
-from rkr.machine import avoid_broken_amx
+from rkr.experiment.machine import avoid_broken_amx
 
 avoid_broken_amx()  # in processes that tests start too
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a shell, which commands would inherit

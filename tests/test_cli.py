@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import rkr
-from rkr import recipes
-from rkr.engine.loop import Diverged
-from rkr.learners import METHODS, ZERO_SHOT_METHODS
-from rkr.learners.describe import about, option_texts
-from rkr.recipes.known import NETWORKS
-from rkr.recipes.load import recipe_names
-from rkr.recipes.settings import NetworkSettings
-from rkr.tasks import SOURCES
+from rkr.data import SOURCES
+from rkr.experiment import recipes
+from rkr.experiment.loop import Diverged
+from rkr.experiment.recipes.known import NETWORKS
+from rkr.experiment.recipes.load import recipe_names
+from rkr.experiment.recipes.settings import NetworkSettings
+from rkr.methods import METHODS, ZERO_SHOT_METHODS
+from rkr.methods.describe import about, option_texts
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -206,7 +206,7 @@ def test_divergence_has_an_exit_code_of_its_own(
     def run_plan(*arguments: object) -> bool:
         raise Diverged("far off")
 
-    monkeypatch.setattr("rkr.experiments.run_plan", run_plan)
+    monkeypatch.setattr("rkr.experiment.runner.run_plan", run_plan)
     assert command("run", "digits", "--out", str(tmp_path)) == (3, "", "rkr: far off\n")
 
 
@@ -256,7 +256,7 @@ def test_a_second_ctrl_c_says_how_to_go_on(command: Command, tmp_path: Path, mon
     def stopped(*arguments: object) -> bool:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rkr.experiments.run_plan", stopped)
+    monkeypatch.setattr("rkr.experiment.runner.run_plan", stopped)
     code, out, err = command("demo", "--out", str(tmp_path))
     assert (code, err) == (130, "")
     assert out.splitlines()[-1] == "Stopped at once. The same command goes on from the last saved state."

@@ -10,10 +10,10 @@ from lightning_fabric import Fabric
 from sklearn.metrics import balanced_accuracy_score, recall_score  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
-from rkr.engine.evaluate import BATCH, Evaluator
+from rkr.data import Stream, Task, Training
+from rkr.data.task import Features
+from rkr.experiment.evaluate import BATCH, Evaluator
 from rkr.measures import harmonic_mean, unseen_and_seen
-from rkr.tasks import Stream, Task, Training
-from rkr.tasks.task import Features
 
 
 @pytest.mark.parametrize("seed", range(5))

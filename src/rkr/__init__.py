@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rkr.core.cost import Cost
     from rkr.core.model import RectifiedModel, load, rectify
     from rkr.core.options import Options
-    from rkr.learned import load_learner
+    from rkr.experiment.learned import load_learner
     from rkr.report.frame import results
 
 __version__ = "0.1.0"
@@ -37,7 +37,7 @@ _PLACES = {
     "Options": "rkr.core.options",
     "RectifiedModel": "rkr.core.model",
     "load": "rkr.core.model",
-    "load_learner": "rkr.learned",
+    "load_learner": "rkr.experiment.learned",
     "rectify": "rkr.core.model",
     "results": "rkr.report.frame",
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rkr.report import Result, read_result
+from rkr.experiment.results import Result, read_result
 
 MATRIX = [[0.9], [0.7, 0.8], [0.6, 0.75, 0.95]]
 GROUPS = [[5, 1], [0, 3], [2, 4]]

@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from rkr import FileError, UsageError
+from rkr.experiment.results import read_result
 from rkr.report import comparison_json, comparison_tables
 from rkr.report.compare import compare
 from rkr.report.protocol import protocol
-from rkr.report.results import read_result
 from rkr.report.scan import Skipped
 
 

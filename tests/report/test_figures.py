@@ -8,8 +8,8 @@ from matplotlib.colors import to_hex
 from PIL import Image
 
 from rkr import FileError, UsageError
-from rkr.learners import METHODS, ZERO_SHOT_METHODS
-from rkr.recipes import list_recipes
+from rkr.experiment.recipes import list_recipes
+from rkr.methods import METHODS, ZERO_SHOT_METHODS
 from rkr.report import figures, looks
 from rkr.report.looks import look_of
 

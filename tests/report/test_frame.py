@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import rkr
-import rkr.report.results
+import rkr.experiment.results
 from rkr import UsageError
 from rkr.report.protocol import protocol
 
@@ -33,7 +33,7 @@ def test_every_number_is_where_it_belongs(run_folder, tmp_path):
         "method": "rkr",
         "order": "A",
         "seed": 3,
-        "protocol": protocol(rkr.report.results.read_result(folder)).hash,
+        "protocol": protocol(rkr.experiment.results.read_result(folder)).hash,
         "task": "toy-2",
         "task_number": 2,
         "after": "toy-3",
@@ -121,7 +121,7 @@ def test_without_pandas_one_clear_error(tmp_path, monkeypatch):
 
 
 def test_the_name_is_a_function_whatever_is_imported():
-    code = "import rkr.report.results, rkr; assert callable(rkr.results) and 'results' in dir(rkr); import sys; "
+    code = "import rkr.experiment.results, rkr; assert callable(rkr.results) and 'results' in dir(rkr); import sys; "
     code += "assert 'torch' not in sys.modules and 'pandas' not in sys.modules; import rkr.report.frame; "
     code += "assert rkr.results is rkr.report.frame.results"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from rkr import FileError, UsageError
 from rkr.cli import app
-from rkr.report import Result
+from rkr.experiment.results import Result
 from rkr.report.html import page as page_module
 from rkr.report.html import render, write_report
 from rkr.report.html.data import _duration, details, document, grouped, headline, proofs, runs_table
@@ -428,7 +428,7 @@ def test_the_command(run_folder: Runs, tmp_path: Path) -> None:
 def test_neither_torch_nor_the_engine_is_needed(tmp_path: Path) -> None:
     code = (
         "import sys; from rkr.report.html import write_report; write_report([sys.argv[1]], sys.argv[2], figures=False);"
-        "print([m for m in sys.modules if m == 'torch' or m.startswith('rkr.engine') or m.startswith('matplotlib')])"
+        "print([m for m in sys.modules if m == 'torch' or m == 'rkr.experiment.loop' or m.startswith('matplotlib')])"
     )
     command = [sys.executable, "-c", code, str(RESULTS), str(tmp_path / "report")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

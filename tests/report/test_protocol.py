@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from rkr import UsageError
-from rkr.report import comparable, differences, read_result, require_one_protocol, summary_json, summary_table
+from rkr.experiment.results import read_result
+from rkr.report import comparable, differences, require_one_protocol, summary_json, summary_table
 from rkr.report import protocol as module
 from rkr.report.groups import by_method, named_apart
 from rkr.report.protocol import Protocol, group_by_protocol, protocol
@@ -298,8 +299,8 @@ def test_a_method_without_a_classifier_is_compared_with_those_that_have_one(made
 
 def test_defaults_are_those_of_the_recipes():
     """Whoever adds a setting with a default must say here what runs did before it."""
-    from rkr.learners.zeroshot import ClassifierOptions
-    from rkr.recipes.settings import AugmentSettings, StreamSettings, TrainingSettings, ZeroShotSettings
+    from rkr.experiment.recipes.settings import AugmentSettings, StreamSettings, TrainingSettings, ZeroShotSettings
+    from rkr.methods.zeroshot import ClassifierOptions
 
     def defaults(settings, *without):
         fields = settings.model_fields.items()

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from rkr.errors import UsageError
-from rkr.plan import Plan
-from rkr.recipes import load_recipe
-from rkr.reproduce import Exhibit, Line, exhibit_names, load_exhibit, shown, state_of
+from rkr.experiment.plan import Plan
+from rkr.experiment.recipes import load_recipe
+from rkr.report.reproduce import Exhibit, Line, exhibit_names, load_exhibit, shown, state_of
 
 PAPER = {
     "encoder-memory",
@@ -57,7 +57,7 @@ def test_every_table_and_figure_is_there() -> None:
 
 
 def test_every_recipe_with_printed_numbers_belongs_to_one() -> None:
-    from rkr.recipes import list_recipes
+    from rkr.experiment.recipes import list_recipes
 
     used = {recipe for name in exhibit_names() for recipe in load_exhibit(name).recipes}
     assert {recipe.name for recipe in list_recipes() if recipe.paper} <= used
@@ -253,7 +253,7 @@ def test_the_command_runs_what_is_missing(
         return True
 
     ran: list[tuple[str, object]] = []
-    monkeypatch.setattr("rkr.experiments.run_plan", run_plan)
+    monkeypatch.setattr("rkr.experiment.runner.run_plan", run_plan)
     words = ("reproduce", "table-lenet", "--quick", "--runs", "2", "--out", str(tmp_path / "runs"))
     code, out, _ = command(*words)
     assert code == 0

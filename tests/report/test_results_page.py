@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib
+from results_page import headline, page
 
-from rkr.recipes import load_recipe
-from rkr.report import find_results, read_result
-from rkr.report.metrics import average
-from rkr.results_page import headline, page
+from rkr.experiment.metrics import average
+from rkr.experiment.recipes import load_recipe
+from rkr.experiment.results import find_results, read_result
 
 RESULTS = Path(__file__).parents[2] / "results"
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from scipy.stats import ttest_rel
 
 from rkr import UsageError
+from rkr.experiment.metrics import Spread, spread
 from rkr.report import paired, verdict
-from rkr.report.metrics import Spread, spread
 from rkr.report.statistics import p_value
 
 

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from rkr import UsageError
+from rkr.experiment.metrics import spread
 from rkr.report import accuracy_table, added_by_a_task, summary_json, summary_table, summary_tables
-from rkr.report.metrics import spread
 from rkr.report.summary import COLUMNS, points, size, summarise, summary_cells
 
 ISOLATED = [[0.8], [0.8, 0.7], [0.8, 0.7, 0.6]]

@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from results_page import page
 from rich.console import Console
 from rich.table import Table
 
 from rkr import UsageError
-from rkr.recipes import load_recipe
+from rkr.experiment.recipes import load_recipe
+from rkr.experiment.results import Result, find_results, read_result
 from rkr.report import (
-    Result,
     accuracy_table,
     comparable,
-    find_results,
-    read_result,
     summary_json,
     summary_table,
     zero_shot_table,
@@ -27,7 +26,6 @@ from rkr.report import (
 from rkr.report.figures import write_figures
 from rkr.report.html.data import grouped
 from rkr.report.summary import zero_shot_cells
-from rkr.results_page import page
 
 MATRIX = [[0.5], [0.4, 0.6], [0.3, 0.6, 0.7]]  # ends with 0.5333 on average
 OTHER = [[0.5], [0.5, 0.5], [0.5, 0.5, 0.4]]  # 0.4667

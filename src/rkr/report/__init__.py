@@ -8,7 +8,6 @@ from rkr.report.compare import Comparison, comparison_json, comparison_tables
 from rkr.report.export import write_tables
 from rkr.report.groups import by_recipe, comparable
 from rkr.report.protocol import Protocol, differences, require_one_protocol
-from rkr.report.results import Result, find_results, read_result
 from rkr.report.scan import Scan, Skipped
 from rkr.report.statistics import Paired, paired, verdict
 from rkr.report.tables import (
@@ -24,7 +23,6 @@ __all__ = [
     "Comparison",
     "Paired",
     "Protocol",
-    "Result",
     "Scan",
     "Skipped",
     "accuracy_table",
@@ -34,9 +32,7 @@ __all__ = [
     "comparison_json",
     "comparison_tables",
     "differences",
-    "find_results",
     "paired",
-    "read_result",
     "require_one_protocol",
     "summary_json",
     "summary_table",

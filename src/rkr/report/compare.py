@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rkr.errors import UsageError
+from rkr.experiment.results import Result
 from rkr.report.groups import named_apart
 from rkr.report.protocol import Protocol, protocol, require_one_protocol
-from rkr.report.results import Result
 from rkr.report.scan import Skipped, collect
 from rkr.report.statistics import Paired, paired
 from rkr.report.summary import NOTHING, Summary, points, progress, summarise, summary_cells

@@ -18,10 +18,10 @@ from typing import Any
 
 from rkr.atomic import write_atomic
 from rkr.errors import FileError
+from rkr.experiment.metrics import Spread
+from rkr.experiment.results import Result
 from rkr.report.groups import comparable
-from rkr.report.metrics import Spread
 from rkr.report.names import file_stems
-from rkr.report.results import Result
 from rkr.report.summary import NOTHING, Paper, Summary, summarise, summary_cells, zero_shot_cells
 
 

@@ -30,11 +30,11 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from rkr.atomic import write_atomic
 from rkr.errors import FileError, UsageError
-from rkr.report import metrics
+from rkr.experiment import metrics
+from rkr.experiment.results import Result
 from rkr.report.groups import by_method
 from rkr.report.looks import look_of
 from rkr.report.names import file_stems, shortened
-from rkr.report.results import Result
 from rkr.report.summary import Paper, summarise
 
 SINGLE, DOUBLE = 3.3, 6.9  # inches: one column of a paper, and both

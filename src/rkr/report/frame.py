@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from rkr.errors import UsageError
+from rkr.experiment.results import CLASSIFICATION, Result
 from rkr.report.protocol import protocol
-from rkr.report.results import CLASSIFICATION, Result
 from rkr.report.scan import BEGUN, scan
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from rkr.errors import UsageError
 
 if TYPE_CHECKING:
-    from rkr.report.results import Result
+    from rkr.experiment.results import Result
 
 # What runs did that were made before a setting existed.
 STREAM = {"kind": "split", "validation": 0.0, "part": "test", "first": None, "limit": None, "seed": 0}

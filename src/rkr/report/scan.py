@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rkr.errors import FileError
+from rkr.experiment.results import RESULTS, RUN, Result, rank, read_result
 from rkr.report.groups import named_apart
 from rkr.report.protocol import canonical, protocol
-from rkr.report.results import RESULTS, RUN, Result, rank, read_result
 
 BEGUN = "nothing learned yet"
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rkr.errors import UsageError
-from rkr.report import metrics
-from rkr.report.metrics import Spread, spread
+from rkr.experiment import metrics
+from rkr.experiment.metrics import Spread, spread
+from rkr.experiment.results import Result
 from rkr.report.protocol import require_one_protocol
-from rkr.report.results import Result
 
 ROUNDING = 1e-9  # of sums of decimal fractions, which must not decide whether a number lies in an interval
 

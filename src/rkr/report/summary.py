@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from rkr.report import metrics
+from rkr.experiment import metrics
+from rkr.experiment.metrics import OrderRobustness, Spread, spread
+from rkr.experiment.results import Result
 from rkr.report.groups import by_method
-from rkr.report.metrics import OrderRobustness, Spread, spread
-from rkr.report.results import Result
 from rkr.report.statistics import verdict
 
 Paper = Mapping[str, tuple[float, float | None]]

@@ -11,9 +11,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from rkr.report.metrics import Spread
+from rkr.experiment.metrics import Spread
+from rkr.experiment.results import Result
 from rkr.report.protocol import ANOTHER_FIRST
-from rkr.report.results import Result
 from rkr.report.summary import (
     NOTHING,
     PRINTED,

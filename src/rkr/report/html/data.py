@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
-from rkr.report import metrics
+from rkr.experiment import metrics
+from rkr.experiment.metrics import Spread, spread
+from rkr.experiment.results import Result, is_number
 from rkr.report.groups import by_method, by_recipe, by_studied_order
 from rkr.report.html.paper import Published, published
 from rkr.report.looks import look_of
-from rkr.report.metrics import Spread, spread
 from rkr.report.protocol import Protocol, differences, group_by_protocol, protocol
-from rkr.report.results import Result, is_number
 from rkr.report.summary import COLUMNS, NOTHING, Cell, Summary, progress, summarise, summary_cells, zero_shot_cells
 
 HASH = 10  # characters of a hash that are shown

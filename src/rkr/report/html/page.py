@@ -18,10 +18,10 @@ from markupsafe import Markup
 import rkr
 from rkr.atomic import write_atomic
 from rkr.errors import UsageError
+from rkr.experiment.results import Result
 from rkr.report.export import write_tables
 from rkr.report.html.data import Group, details, document, grouped, headline, proofs, runs_table
 from rkr.report.names import file_stem
-from rkr.report.results import Result
 from rkr.report.scan import Skipped, scan
 from rkr.report.summary import COLUMNS
 

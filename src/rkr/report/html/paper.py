@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from rkr.recipes.load import SHIPPED, recipe_names
-from rkr.recipes.recipe import Recipe
-from rkr.recipes.settings import PaperNumber, ZeroShotSettings
+from rkr.experiment.recipes.load import SHIPPED, recipe_names
+from rkr.experiment.recipes.recipe import Recipe
+from rkr.experiment.recipes.settings import PaperNumber, ZeroShotSettings
 from rkr.report.protocol import CLASSIFIER, classifier_of
 
 if sys.version_info >= (3, 11):

@@ -1,0 +1,28 @@
+"""The handwritten digits that come with scikit-learn (UCI Optdigits, 1,797 images of 8x8): nothing to download."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from rkr.data.cut import balanced_cut
+from rkr.data.task import Images, Source
+from rkr.errors import UsageError
+
+
+def load_digits(data: object = None, size: int = 8, test: float = 0.25, seed: int = 0) -> Source:
+    """All digits, a quarter of every class for testing, enlarged to `size` pixels if asked. `data` is not used."""
+    # Imported here because it takes a second, which other sources need not spend.
+    from sklearn.datasets import load_digits as bundled  # type: ignore[import-untyped]
+
+    if size < 8:
+        raise UsageError(f"size must be 8 pixels or more, not {size}")
+    found = bundled()
+    # Values are 0..16; 255 is white as in every other source.
+    x = torch.from_numpy(np.asarray(found.images, np.float32))[:, None] * (255 / 16)
+    if size > 8:
+        x = F.interpolate(x, size=(size, size), mode="bilinear", align_corners=False)
+    images = Images(x.round().to(torch.uint8), torch.from_numpy(np.asarray(found.target, np.int64)))
+    kept, off = balanced_cut(images.y, test, seed, "test")
+    return Source("digits", tuple("0123456789"), images.take(kept), images.take(off), (0.3049,), (0.3757,))

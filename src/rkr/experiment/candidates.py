@@ -1,0 +1,189 @@
+"""Candidates: variants of a task of which the best is kept. Each is trained by the one loop, on a learner of its own.
+
+A candidate is a file of the run folder. Amid training it holds the state to go on with, afterwards what came out. What
+it starts from is the state of its run, which is saved when a round begins, so any process can train it, with the same
+result: the run itself, or others that it has started.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from filelock import FileLock, Timeout
+from lightning_fabric import Fabric
+
+from rkr.errors import FileError, RkrError
+from rkr.experiment.evaluate import BATCH, held_out_accuracy
+from rkr.experiment.events import Event, Watch
+from rkr.experiment.folder import RunFolder
+from rkr.experiment.loop import Diverged, Loop, Spot
+from rkr.experiment.samples import derived, held_out
+from rkr.experiment.spec import Experiment
+from rkr.experiment.state import load_state, save_state
+
+LOCK_SECONDS = 60.0  # a process whose run was killed ends after the batch at hand
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came out of a candidate.
+
+    Attributes:
+        accuracy: On the held-out samples; None if training diverged.
+        learner: The trained state; None if training diverged.
+        lines: Of its epochs, as for `results.jsonl`.
+        seconds: Of training.
+        epoch_seconds: Of each epoch, of the last session.
+    """
+
+    accuracy: float | None
+    learner: dict[str, Any] | None
+    lines: list[dict[str, Any]]
+    seconds: float
+    epoch_seconds: list[float]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A candidate that was trained, and what it is worth."""
+
+    round: int
+    index: int
+    candidate: Any
+    accuracy: float | None  # on the held-out samples; None: its training diverged
+    worth: float  # -inf: its training diverged
+    seconds: float
+
+
+class Crew(Protocol):
+    """Others that train candidates for a run."""
+
+    def train(
+        self, spots: Sequence[Spot], told: Callable[[Spot, Event], None], asked: Callable[[], bool]
+    ) -> Iterator[Spot]:
+        """Train them all, several at once, and yield each one that is done.
+
+        Args:
+            spots: Which.
+            told: Gets their events, from any thread.
+            asked: Whether to stop, which is to end with `Interrupted` when all states are saved.
+        """
+
+
+def read_trained(path: Path) -> Trained | None:
+    """What came out of a candidate, or None if it is not trained to the end."""
+    if not path.exists():
+        return None
+    found = load_state(path)
+    return Trained(**found["trained"]) if "trained" in found else None
+
+
+def best_of(tried: Sequence[Tried]) -> Tried | None:
+    """The one that is worth most, the first of equals; None if all training diverged."""
+    best = None
+    for one in tried:
+        if one.worth > (float("-inf") if best is None else best.worth):
+            best = one
+    return best
+
+
+class Candidate(Loop):
+    """Trains one candidate, from the beginning or from where it was."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: RunFolder,
+        fabric: Fabric,
+        spot: Spot,
+        watch: Watch,
+        save_minutes: float,
+        decode_workers: int | None,
+        asked: Callable[[], bool],
+    ) -> None:
+        super().__init__(experiment, folder, fabric, watch, save_minutes, decode_workers)
+        self._spot, self._ask = spot, asked
+        self._words = ("candidate", spot.round, spot.place)
+        self._path = folder.candidates / spot.file
+        self._lines: list[dict[str, Any]] = []
+
+    def train(self) -> None:
+        """Train and try it, unless that is done, and leave its file."""
+        with self._alone():
+            there = load_state(self._path) if self._path.exists() else None
+            if there is None or "trained" not in there:
+                self._train(there)
+            self.fabric.barrier()
+
+    def _train(self, state: dict[str, Any] | None) -> None:
+        spot, run = self._spot, self.folder.state()
+        proposed, rounds = run["round"]["candidates"], run["round"]["rounds"]
+        self._mark = {"round": (spot.round + 1, rounds), "candidate": (spot.place + 1, len(proposed))}
+        self._at.number = spot.number
+        self._build(run["begun"])
+        self._learner.load_state_dict(run["learner"])
+        training = self.experiment.stream.tasks[spot.number].training
+        seed = derived(self.experiment.seed, "held out", spot.number)  # the same for all candidates of the task
+        samples, self._kept_back = held_out(training, self._learner.holds_out, seed)
+        self._adopt(spot, proposed[spot.place])
+        if state is not None:
+            self._restore(state)
+            self._lines = state["lines"]
+        self._began = self._last_save = time.monotonic()
+        try:
+            self._learn(state)
+        except Diverged:
+            self._task_seconds += time.monotonic() - self._began
+            self._keep({"accuracy": None, "learner": None})
+            return
+        accuracy = held_out_accuracy(self._learner, self._reader()(samples, batch=BATCH), spot.number, self.fabric)
+        self._keep({"accuracy": accuracy, "learner": self._learner.state_dict()})
+
+    def _keep(self, found: dict[str, Any]) -> None:
+        more = {"lines": self._lines, "seconds": self._task_seconds, "epoch_seconds": self._epoch_seconds}
+        if self.fabric.is_global_zero:
+            save_state(self._path, {"trained": {**found, **more}})
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One process at a time: one whose run was killed may still be at its last batch."""
+        if not self.fabric.is_global_zero:
+            self.fabric.barrier()
+            yield
+            return
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self._path.with_suffix(".lock"), timeout=LOCK_SECONDS)
+            lock.acquire()
+        except Timeout:
+            raise RkrError(f"{self._path}: another process is training this: wait for it, or stop it first") from None
+        except OSError as error:
+            raise FileError(f"{self._path}: cannot be locked: {error.strerror or error}") from error
+        try:
+            self.fabric.barrier()
+            yield
+        finally:
+            lock.release()
+
+    # -- the loop's --------------------------------------------------------------------------------------
+
+    def _save(self, task_seconds: float) -> None:
+        state = self._state(task_seconds)
+        if self.fabric.is_global_zero:
+            save_state(self._path, {**state, "lines": self._lines})
+        self.fabric.barrier()
+        self._last_save = time.monotonic()
+
+    def _record(self, line: dict[str, Any]) -> None:
+        self._lines.append(line)
+
+    def _asked(self) -> bool:
+        return self._ask()
+
+    def _done(self, of_task: float = 0.0) -> float:
+        return of_task

@@ -1,0 +1,121 @@
+"""What methods cost, counted without training: a learner makes room for tasks, and is counted."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import nn
+
+from rkr.core.cost import Cost
+from rkr.errors import UsageError
+from rkr.experiment.recipes.messages import choose
+
+if TYPE_CHECKING:
+    from rkr.methods import Learner, Method
+    from rkr.methods.learner import Capacity
+
+
+@dataclass(frozen=True)
+class Capacities:
+    """What a method keeps after each task; print it for a table."""
+
+    method: str
+    after: tuple[Capacity, ...]
+    note: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        rows = [{**asdict(one), "percent": one.percent} for one in self.after]
+        return {"method": self.method, "note": self.note, "after": rows}
+
+    def __str__(self) -> str:
+        rows = [("tasks", "parameters", "%", "bytes", "multiply-adds")]
+        for number, one in enumerate(self.after, 1):
+            macs = "unknown" if one.multiply_adds is None else f"{one.multiply_adds:,}"
+            rows.append((str(number), f"{one.parameters:,}", f"{one.percent:.2f}", f"{one.bytes:,}", macs))
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
+        lines.append(f"100 % are the {self.after[0].network:,} parameters of the plain network")
+        return "\n".join([*lines, self.note] if self.note else lines)
+
+
+def begun(
+    method: Method,
+    make: Callable[[], nn.Module],
+    head: str,
+    options: Mapping[str, Any],
+    tasks: Sequence[int],
+    then: Callable[[Learner], None] = lambda learner: None,
+    zero_shot: bool = False,
+) -> Learner:
+    """A learner that has begun tasks of so many classes, untrained; `then` is told after each."""
+    import torch
+
+    from rkr.methods.learner import SeenTask
+
+    seen: dict[str, Any] = {}
+    if zero_shot:
+        seen = {"attributes": torch.zeros(max(tasks), 2), "unseen": (1,)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that the base was not trained: it is only counted
+        learner = method.build(make, head, **options)
+        for number, classes in enumerate(tasks):
+            names = tuple(f"{number}-{i}" for i in range(classes))
+            learner.begin(SeenTask(number, f"task {number + 1}", names, sum(tasks[:number]), **seen))
+            then(learner)
+    return learner
+
+
+def count(
+    name: str,
+    make: Callable[[], nn.Module],
+    head: str | None,
+    tasks: int,
+    rank: int | None = None,
+    shape: tuple[int, ...] | None = None,
+) -> Cost | Capacities:
+    """The cost of a method's tasks on a network: by parts for those that rectify, in all for others.
+
+    Of networks for zero-shot tasks only the encoder of images is counted, as in the paper.
+    """
+    from rkr.core.model import RectifiedModel
+    from rkr.core.options import Options
+    from rkr.methods import methods_for
+    from rkr.networks.interfaces import is_aligned_vae
+
+    network = make()
+    zero_shot = is_aligned_vae(network)
+    methods = methods_for(zero_shot)
+    if name not in methods:
+        raise UsageError(f"--method: no method is called {name!r}{choose(name, methods)}")
+    method = methods[name]
+    rectifies = set(Options().to_json()) <= set(method.options)
+    if rank is not None and not rectifies:
+        raise UsageError(f"--rank: {name} has no rank")
+    classes = 2 * tasks if head is None else len(network.get_submodule(head).get_parameter("weight"))
+    if tasks < 1:
+        raise UsageError(f"--tasks must be at least 1, not {tasks}")
+    if classes % tasks:
+        raise UsageError(f"--tasks: {classes} classes cannot be divided into {tasks} tasks of equal size")
+    if not rectifies:
+        if head is None and not zero_shot:
+            raise UsageError(f"--method: {name} needs a network with a classification layer")
+        if zero_shot and "classifier" not in method.options:
+            raise UsageError(f"--method: attributes decide on the size of {name}, not the network")
+        after: list[Capacity] = []
+        each = [classes // tasks] * tasks
+        begun(method, make, head or "", {}, each, lambda made: after.append(made.capacity()), zero_shot)
+        before = method.learner.learns_its_size
+        note = f"training decides on the size of {name}: {before}" if before else ""
+        return Capacities(name, tuple(after), note)
+    options = {key: value for key, value in method.options.items() if key in Options().to_json()}
+    network = cast("nn.Module", network.encoder) if zero_shot else network
+    model = RectifiedModel(network, Options.from_json(options if rank is None else {**options, "rank": rank}), head)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        for number in range(1, tasks + 1):
+            model.add_task(f"task {number}", classes=None if head is None else classes // tasks)
+    return model.cost(shape)

@@ -1,0 +1,68 @@
+"""Events as lines of JSON, for other programs; and back, for a process that shows what another one does."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, TextIO, get_type_hints
+
+from rkr.experiment.display.base import Display
+from rkr.experiment.events import KINDS, Event, Progress, Watch, from_json
+
+
+class JsonLines(Display):
+    """An object per event, one to a line, each written at once. Of `Progress`, one per `every` seconds and run."""
+
+    def __init__(
+        self, stream: TextIO | None = None, every: float = 1.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__()
+        self._stream = sys.stdout if stream is None else stream
+        self._every, self._clock = every, clock
+        self._last: dict[str, float] = {}  # by run: when a Progress was written
+
+    def show(self, event: Event) -> None:
+        if isinstance(event, Progress):
+            now = self._clock()
+            if now - self._last.get(event.run, -math.inf) < self._every:
+                return
+            self._last[event.run] = now
+        print(json.dumps(_finite(event.to_json()), allow_nan=False), file=self._stream, flush=True)
+
+
+def relay(lines: Iterable[str], watch: Watch, other: Callable[[str], None] | None = None) -> None:
+    """Tell `watch` the events that another process has written as `JsonLines`; lines that are none go to `other`."""
+    for line in lines:
+        line = line.rstrip("\r\n")
+        try:
+            event = _event(json.loads(line))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            if other is not None:
+                other(line)
+        else:
+            watch(event)
+
+
+def _finite(value: Any) -> Any:
+    """NaN and infinity are not JSON: null instead."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return value
+
+
+def _event(values: dict[str, Any]) -> Event:
+    """The event of a line, with NaN again where null cannot have been None."""
+    hints = get_type_hints(KINDS[values["event"]])
+    for key, value in values.items():
+        if value is None and hints.get(key) is float:
+            values[key] = math.nan
+        elif isinstance(value, list):
+            values[key] = [math.nan if v is None else v for v in value]
+    return from_json(values)

@@ -1,0 +1,210 @@
+"""A run is a folder: settings, results that only grow, the last state, and a lock.
+
+run.json           what is run: written once
+results.jsonl      a line for each epoch, task and candidate; the same bytes whenever the run is repeated
+times.jsonl        how long it took, which no run repeats
+state.safetensors  where to go on; gone when the run is complete
+candidates/        those of the task at hand, trained or amid training; gone when the task is learned
+model/             what was learned: for RKR one file a task, for `rkr.load`
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from rkr.atomic import TEMPORARY, write_atomic
+from rkr.errors import FileError, UsageError
+from rkr.experiment.state import load_state, save_state
+
+DATA = "stream_sha256"  # among the settings: a hash of all samples
+
+
+class RunFolder:
+    """The only writer of a run's files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.results = path / "results.jsonl"
+        self.times = path / "times.jsonl"
+        self.model = path / "model"
+        self.candidates = path / "candidates"
+        self._settings = path / "run.json"
+        self._state = path / "state.safetensors"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder; another process that wants it is refused. The lock ends with its process, in any way."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FileError(f"{self.path}: cannot be made: {error.strerror or error}; choose another --out") from error
+        lock = FileLock(self.path / "lock", timeout=0)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise UsageError(f"{self.path}: another process is running this: wait for it, or stop it first") from None
+        except OSError as error:
+            raise FileError(f"{self.path}: cannot be locked: {error.strerror or error}") from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def begin(self, settings: dict[str, Any], data: str, about: dict[str, Any]) -> None:
+        """Write what is run, or check that the folder is of the same run. Half-written files of a kill are removed.
+
+        `data` is a hash of all samples.
+        """
+        settings = {**settings, DATA: data}
+        for left in self.path.rglob(f"{TEMPORARY}*.tmp"):
+            with contextlib.suppress(OSError):
+                left.unlink()
+        if self._settings.exists():
+            try:
+                there = json.loads(self._settings.read_text())["settings"]
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise FileError(f"{self._settings}: cannot be read ({error}): move the folder away") from error
+            wanted = json.loads(json.dumps(settings))
+            if there != wanted:
+                key, old, new = next(_differences(there, wanted))
+                how = "the data have changed" if key == DATA else f"{key} is {old!r} there, {new!r} now"
+                raise UsageError(
+                    f"{self.path} holds a run with other settings ({how}): "
+                    "choose another folder with --out, or remove that one"
+                )
+        else:
+            text = json.dumps({"format": 1, **about, "settings": settings}, indent=1)
+            write_atomic(self._settings, (text + "\n").encode())
+
+    def take_over(self, others: Iterable[Path]) -> str | None:
+        """Copy the first of other complete runs that differs in nothing but its recipe's name; not if this one began.
+
+        Several tables of a paper share runs, which need not be made for each. Results, by which a run is complete, come
+        last.
+
+        Returns:
+            Which one was copied: its recipe, method and order.
+        """
+        if self.results.exists() or self._state.exists():
+            return None
+        own = json.loads(self._settings.read_text())
+        for path in others:
+            other = RunFolder(path)
+            try:
+                record = json.loads(other._settings.read_text())
+                same = {**record["settings"], "recipe": ""} == {**own["settings"], "recipe": ""}
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+            if same:
+                source = "/".join(path.parts[-3:])
+                mine = {"recipe": own["recipe"], "settings": own["settings"], "same_as": source}
+                with _explained(self.path):
+                    shutil.rmtree(self.model, ignore_errors=True)  # what a kill amid copying left
+                    for file in filter(Path.is_file, (*other.model.rglob("*"), other.times)):
+                        write_atomic(self.path / file.relative_to(path), file.read_bytes())
+                    write_atomic(self._settings, (json.dumps({**record, **mine}, indent=1) + "\n").encode())
+                    write_atomic(self.results, other.results.read_bytes())
+                return source
+        return None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is complete, by the last bytes alone: results can be long."""
+        try:
+            with open(self.results, "rb") as file:
+                file.seek(0, 2)
+                file.seek(max(0, file.tell() - 100))
+                text = file.read()
+        except OSError:
+            return False
+        lines = text[: text.rfind(b"\n") + 1].splitlines()  # a line cut short by a kill is none
+        return bool(lines) and lines[-1].startswith(b'{"event": "end"')
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The results so far."""
+        with _explained(self.results):
+            text = self.results.read_bytes() if self.results.exists() else b""
+        whole = text[: text.rfind(b"\n") + 1]  # a line cut short by a kill is none
+        try:
+            return [json.loads(line) for line in whole.splitlines()]
+        except ValueError as error:
+            raise FileError(f"{self.results}: damaged, not JSON ({error}): remove {self.path} to start anew") from error
+
+    def append(self, path: Path, line: dict[str, Any]) -> None:
+        """Add a line to one of the growing files."""
+        with _explained(path), open(path, "ab") as file:
+            file.write((json.dumps(line) + "\n").encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Keep a state, and how much of the results belongs to it."""
+        size = self.results.stat().st_size if self.results.exists() else 0
+        save_state(self._state, {**state, "results": size})
+
+    def resume(self) -> dict[str, Any] | None:
+        """The last state, if any; results that came after it are dropped, as they will come again."""
+        if not self._state.exists():
+            if self.results.exists() and not self.finished:
+                self._cut(0)
+            return None
+        state = self.state()
+        self._cut(state.pop("results"))
+        return state
+
+    def state(self) -> dict[str, Any]:
+        """The last state, which must be there."""
+        found: dict[str, Any] = load_state(self._state)
+        return found
+
+    def close(self, tasks: int) -> None:
+        """The run is complete."""
+        self.append(self.results, {"event": "end", "tasks": tasks})
+        self.drop_state()
+
+    def drop_state(self) -> None:
+        """A complete run has nothing to go on with."""
+        self._state.unlink(missing_ok=True)
+
+    def drop_candidates(self, keep: Callable[[str], bool] = lambda name: False) -> None:
+        """Remove files of candidates, all but those whose names are to be kept."""
+        for path in self.candidates.glob("*"):
+            if not keep(path.name):
+                with _explained(path):
+                    path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # there is none, or it is not empty
+            self.candidates.rmdir()
+
+    def _cut(self, size: int) -> None:
+        if not self.results.exists():
+            if size:
+                raise FileError(f"{self.results}: is missing, but there is a state: remove {self.path} to start anew")
+            return
+        if self.results.stat().st_size < size:
+            raise FileError(f"{self.results}: shorter than when the state was saved: remove {self.path} to start anew")
+        with _explained(self.results), open(self.results, "r+b") as file:
+            file.truncate(size)
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise FileError(f"{path}: {error.strerror or error}; the last saved state is intact") from error
+
+
+def _differences(a: Any, b: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in sorted({*a, *b}):
+            yield from _differences(a.get(key), b.get(key), f"{path}.{key}" if path else key)
+    elif a != b:
+        yield path, a, b

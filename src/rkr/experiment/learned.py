@@ -1,0 +1,74 @@
+"""What a run has learned, ready for use."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+
+from rkr.errors import FileError, UsageError
+
+if TYPE_CHECKING:
+    from rkr.methods import Learner
+
+
+def load_learner(run: str | os.PathLike[str]) -> Learner:
+    """What a run, of any method but `ridge`, has learned so far, in evaluation mode.
+
+    `learner.predict(x, number)` gives logits over the classes of task `number` (0, 1, ...); `learner.seen` has the
+    names of tasks and classes. Images are normalised as in the run: "mean" and "std" of "stream" in its run.json;
+    `learner.infer(x)` answers about them without being told the task. Features for zero-shot tasks are scaled by the
+    learner: `learner.predict(learner.scaled(x, number), number)`.
+
+    Args:
+        run: Its folder, such as "runs/digits/ewc/fixed".
+    """
+    from rkr.experiment.recipes.messages import in_words
+    from rkr.experiment.recipes.settings import NetworkSettings
+    from rkr.experiment.results import read_result
+    from rkr.methods import methods_for
+    from rkr.methods.learner import SeenTask
+
+    folder = Path(run)
+    result = read_result(folder, epochs=False)
+    stream = result.record["stream"]
+    settings, tasks = result.settings, stream["tasks"][: result.done]
+    methods = methods_for(zero_shot=result.measure != "accuracy")
+    if settings.get("learner") not in methods or not methods[settings["learner"]].learner.loadable:
+        raise UsageError(
+            f"{folder}: only the package's methods that train a network can be loaded, not {result.method!r}"
+        )
+    if not tasks:
+        raise UsageError(f"{folder} has learned no task yet: go on with the command that began it")
+    with in_words(NetworkSettings, str(folder / "run.json")):
+        network = NetworkSettings.model_validate(settings.get("network"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # tasks are added before anything is trained: the values come after
+        learner = methods[settings["learner"]].build(network.build, network.head, **settings["options"])
+        learner.expects([len(task["class_names"]) for task in stream["tasks"]])
+        start = 0
+        for number, task in enumerate(tasks):
+            learner.begin(SeenTask(number, task["name"], tuple(task["class_names"]), start, **_zero_shot(task, stream)))
+            start += len(task["class_names"])
+        try:
+            learner.restore(folder / "model")
+        except (OSError, KeyError, RuntimeError, SafetensorError) as error:
+            why = " ".join(line.strip() for line in str(error).splitlines()[:2])
+            raise FileError(f"{folder / 'model'} cannot be read, or is not of this run: {why}") from error
+    learner.seen = [replace(task, attributes=None, scaling=None) for task in learner.seen]
+    return learner.eval()
+
+
+def _zero_shot(task: dict[str, Any], stream: dict[str, Any]) -> dict[str, Any]:
+    """The fields that only zero-shot tasks have, tensors as mere shapes: `predict` needs none but the scaling, whose
+    values come with the state."""
+    if "attributes" not in task:
+        return {}
+    scaling = (torch.zeros(stream["input_shape"]),) * 2
+    attributes = torch.zeros(task["attributes"])
+    return {"attributes": attributes, "unseen": tuple(task["unseen"]), "scaling": scaling}

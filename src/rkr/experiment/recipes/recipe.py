@@ -1,0 +1,282 @@
+"""A recipe: everything that decides an experiment, and the numbers that the paper has for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import fmean
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import (
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
+
+from rkr.errors import UsageError
+from rkr.experiment.recipes.known import check_values, image_shape
+from rkr.experiment.recipes.messages import choose, problem
+from rkr.experiment.recipes.settings import (
+    List,
+    MethodSettings,
+    NetworkSettings,
+    Order,
+    PaperNumber,
+    Settings,
+    StreamSettings,
+    TrainingSettings,
+    ZeroShotSettings,
+    method_table,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def _kind(stream: Any) -> str:
+    if not isinstance(stream, Mapping):
+        return "<zero-shot>" if getattr(stream, "kind", None) == "zero-shot" else "<images>"
+    meant = "datasets" in stream and "source" not in stream  # whatever `kind` says: it may be misspelt
+    return "<zero-shot>" if meant or stream.get("kind") == "zero-shot" else "<images>"
+
+
+AnyStream = Annotated[
+    Annotated[StreamSettings, Tag("<images>")] | Annotated[ZeroShotSettings, Tag("<zero-shot>")], Discriminator(_kind)
+]
+
+
+class Recipe(Settings):
+    """An experiment, as one TOML file holds it.
+
+    `recipe.stream(order, data)` loads the data and is the stream of tasks; `recipe.build_network()` is the network.
+    """
+
+    name: str  # of the file, without .toml
+    title: str
+    about: str = ""  # where the paper has it
+    orders: Annotated[tuple[Annotated[Order, PlainValidator(lambda order: order)], ...], List, Field(min_length=1)]
+    stream: AnyStream
+    network: NetworkSettings
+    training: TrainingSettings
+    classifier: dict[str, Any] = Field(default_factory=dict)  # of zero-shot tasks: see `ClassifierOptions`
+    methods: Annotated[dict[str, MethodSettings], Field(min_length=1)]  # those that run unless others are asked for
+    paper: Annotated[tuple[PaperNumber, ...], List] = ()
+
+    @field_validator("methods", mode="wrap")
+    @classmethod
+    def _tables(cls, tables: Any, check: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+        if "stream" not in info.data:  # it is wrong, and decides which methods there are
+            return tables
+        zero_shot = isinstance(info.data["stream"], ZeroShotSettings)
+        if isinstance(tables, dict):
+            tables = {name: method_table(name, table, zero_shot) for name, table in tables.items()}
+        return check(tables)
+
+    @property
+    def zero_shot(self) -> bool:
+        """Whether tasks have unseen classes."""
+        return isinstance(self.stream, ZeroShotSettings)
+
+    @model_validator(mode="after")
+    def _check(self) -> Recipe:
+        for order in self.orders:
+            try:
+                self.stream.check_order(order)
+            except UsageError as error:
+                raise problem("orders", str(error)) from None
+            if self.orders.count(order) > 1:
+                raise problem("orders", f"{order!r} comes more than once")
+        for number in self.paper:
+            if number.values is not None and len(number.values) != self.stream.tasks:
+                text = f"{len(number.values)} values of {number.method} for {self.stream.tasks} tasks"
+                raise problem("paper.values", text)
+        if isinstance(self.stream, ZeroShotSettings):
+            self._check_zero_shot(self.stream)
+        else:
+            if self.classifier:
+                raise problem("classifier", "only zero-shot tasks have one")
+            if self.training.sampling == "afresh":
+                raise problem("training.sampling", "images come in 'passes'")
+            self._check_images(self.stream)
+        return self
+
+    def _check_zero_shot(self, stream: ZeroShotSettings) -> None:
+        import inspect
+
+        import torch
+
+        from rkr.methods.zeroshot import ClassifierOptions
+        from rkr.networks.interfaces import is_aligned_vae
+
+        known = inspect.signature(ClassifierOptions, eval_str=True).parameters
+        for name in self.classifier:
+            if name not in known:
+                raise problem(f"classifier.{name}", f"no such key{choose(name, known)}")
+        plain = {name: tuple(v) if isinstance(v, list) else v for name, v in self.classifier.items()}
+        check_values(known, plain, "classifier.")
+        epochs = self.classifier.get("epochs")
+        missing = [name for name in stream.datasets if name not in epochs] if isinstance(epochs, dict) else []
+        if missing:
+            raise problem("classifier.epochs", f"needs a number for {', '.join(missing)} too")
+        try:
+            ClassifierOptions.from_json(self.classifier)
+            with torch.device("meta"):
+                network = self.network.build()
+        except UsageError as error:
+            raise problem("", str(error)) from None
+        if not is_aligned_vae(network):
+            raise problem("network.name", f"{self.network.name} is not for zero-shot tasks; choose cada-vae")
+        if any(self.training.augment.model_dump().values()):
+            raise problem("training.augment", "features cannot be augmented")
+        for name, method in self.methods.items():
+            try:
+                with torch.device("meta"):
+                    method.method.build(self.network.build, self.network.head, **method.options)
+            except UsageError as error:
+                raise problem(f"methods.{name}", str(error)) from None
+
+    def _check_images(self, stream: StreamSettings) -> None:
+        """Try the network on an image of the source's shape, on the meta device, where nothing is computed."""
+        import torch
+        from torch import nn
+
+        in_files = stream.source in ("imagenet", "folder") and not stream.options.get("resident")
+        if in_files and self.training.augment.rotate:
+            raise problem("training.augment.rotate", f"{stream.source} is read from files, which are not rotated")
+        with torch.device("meta"), torch.no_grad():
+            try:
+                network = self.network.build().eval()
+            except UsageError as error:
+                raise problem("network", str(error)) from None
+            layers = [path for path, layer in network.named_modules() if isinstance(layer, nn.Linear)]
+            head = self.network.head
+            if head not in layers:
+                raise problem("network.head", f"{self.network.name} has no linear layer {head!r}{choose(head, layers)}")
+            shape = image_shape(stream.source, stream.options)
+            try:
+                network(torch.zeros(1, *shape))
+            except Exception:
+                takes = "x".join(map(str, getattr(network, "input_shape", ("other",))))
+                text = f"{self.network.name} is for images of {takes}, but those of {stream.source} are "
+                raise problem("network", text + "x".join(map(str, shape))) from None
+
+    def method(self, name: str) -> MethodSettings:
+        """A method of the recipe, or else one that is registered in `rkr.methods`."""
+        from rkr.methods import methods_for
+
+        registered = methods_for(self.zero_shot)
+        if name not in self.methods and name not in registered:
+            raise UsageError(f"no method {name!r}{choose(name, dict.fromkeys((*self.methods, *registered)))}")
+        return self.methods.get(name) or MethodSettings(learner=name, zero_shot=self.zero_shot)
+
+    def options(self, name: str) -> dict[str, Any]:
+        """The options of a method that are set here, for it or for all, or follow from how images are augmented."""
+        chosen = self.method(name)
+        learner, augment = chosen.method.learner, self.training.augment.model_dump()
+        for_all = {option: getattr(self, option) for option in learner.as_in_recipe}
+        return {**{option: augment[option] for option in learner.as_augmented}, **for_all, **chosen.options}
+
+    def changed(self, epochs: int | None = None, seed: int | None = None, limit: int | None = None) -> Recipe:
+        """The recipe with a longer or shorter schedule, another seed, or fewer training images of a class."""
+        training = self.training if epochs is None else self.training.scaled_to(epochs)
+        if seed is not None:
+            training = training.with_changes(seed=seed)
+        stream = self.stream if limit is None else self.stream.with_changes(limit=limit)
+        return self.model_copy(update={"training": training, "stream": stream})
+
+    def on_validation(self) -> Recipe:
+        """The recipe tested on what is held out of training: for choices that must not see the test.
+
+        Of images it is a fifth of every class, unless the recipe has another share; of zero-shot tasks, some classes.
+        """
+        named = {"name": f"{self.name}-validation", "title": f"{self.title}: tests on what is held out of training"}
+        if isinstance(self.stream, StreamSettings):
+            images = self.stream.with_changes(part="validation", validation=self.stream.validation or 0.2)
+            return self.model_copy(update={**named, "stream": images, "paper": ()})
+        stream = self.stream.with_changes(part="validation")
+        return self.model_copy(update={**named, "stream": stream, "paper": ()})
+
+    def with_classifier(self, **changes: Any) -> Recipe:
+        """The recipe with other settings of the classifiers of zero-shot tasks."""
+        return self.model_copy(update={"classifier": {**self.classifier, **changes}})
+
+    @property
+    def chooses_epochs(self) -> bool:
+        """Whether the epochs of classifiers must be chosen on the validation part before anything is tested."""
+        on_test = isinstance(self.stream, ZeroShotSettings) and self.stream.part == "test"
+        return on_test and self.classifier.get("epochs", "validation") == "validation"
+
+    def resolved(
+        self,
+        method: str,
+        order: Order,
+        epochs: int | None = None,
+        seed: int | None = None,
+        limit: int | None = None,
+    ) -> dict[str, Any]:
+        """All settings of one run as plain JSON, the options of its method with their defaults among them."""
+        recipe = self.changed(epochs, seed, limit)
+        recipe.stream.check_order(order)
+        chosen = recipe.method(method)
+        options = {**chosen.method.options, **recipe.options(method)}
+        parts = recipe.model_dump(mode="json", include={"stream", "network", "training"})
+        return {
+            "recipe": self.name,
+            "method": method,
+            "learner": chosen.learner,
+            "options": options,
+            "order": order,
+            **parts,
+        }
+
+    def build_network(self) -> nn.Module:
+        """The network, with random weights."""
+        return self.network.build()
+
+    @property
+    def takes(self) -> tuple[int, ...]:
+        """The shape of a sample that the network is built for."""
+        import torch
+
+        with torch.device("meta"):
+            return tuple(self.network.build().input_shape)  # type: ignore[arg-type]
+
+    def published(
+        self, method: str, metric: str = "average accuracy", order: str | None = None
+    ) -> float | tuple[float, ...] | None:
+        """The paper's number, a difference added to what it is a difference to; None if there is none.
+
+        Where it depends on the order of tasks, it is that of the recipe's first order unless another is given.
+        """
+        here = (None, str(self.orders[0]) if order is None else order)
+        numbers = [number for number in self.paper if number.metric == metric and number.order in here]
+        absolute = {number.method: number for number in numbers if number.over is None}
+        if method in absolute:
+            return absolute[method].values or absolute[method].value
+        for number in numbers:
+            other = absolute.get(number.over or "")
+            if number.method == method and other and other.value is not None and number.value is not None:
+                return round(other.value + number.value, 4)
+        return None
+
+    def published_numbers(self, order: str | None = None) -> dict[str, tuple[float, float | None]]:
+        """For each method the paper's average accuracy, with half of its confidence interval where it is printed.
+
+        Where the paper has numbers of single orders, they are those of the given one, or else of the first.
+        """
+        found: dict[str, tuple[float, float | None]] = {}
+        metric = "H" if self.zero_shot else "average accuracy"
+        for number in self.paper:
+            value = self.published(number.method, metric, order)
+            if isinstance(value, tuple):
+                value = round(fmean(value), 2)
+            if isinstance(value, float):
+                spread = number.spread if number.metric == "average accuracy" else None
+                found.setdefault(number.method, (value, None))
+                if spread is not None:
+                    found[number.method] = (value, spread)
+        return found

@@ -1,0 +1,424 @@
+"""A run: every task of a stream is learned, tested, recorded and saved, and resumed after any interruption."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import queue
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+
+from rkr.errors import RkrError
+from rkr.experiment.candidates import Candidate, Crew, Tried, best_of, read_trained
+from rkr.experiment.evaluate import Evaluator, Row
+from rkr.experiment.events import (
+    CandidateEnd,
+    EpochEnd,
+    Event,
+    Failed,
+    Finished,
+    Progress,
+    Started,
+    Stopped,
+    TaskEnd,
+    Watch,
+)
+from rkr.experiment.folder import RunFolder
+from rkr.experiment.loop import Diverged, Interrupted, Loop, Spot, be_deterministic
+from rkr.experiment.processes import gather, keep_freed_memory
+from rkr.experiment.signals import signals
+from rkr.experiment.spec import Experiment
+
+__all__ = ["Run"]
+
+
+class Run(Loop):
+    """Runs an experiment in a folder, from the beginning or from where it was."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: Path,
+        fabric: Fabric,
+        watch: Watch = lambda event: None,
+        save_minutes: float = 5.0,
+        decode_workers: int | None = None,
+        crew: Crew | None = None,
+        twins: Iterable[Path] = (),
+    ) -> None:
+        super().__init__(experiment, RunFolder(folder), fabric, watch, save_minutes, decode_workers)
+        self._evaluator = Evaluator(experiment.stream, fabric, decode_workers)
+        self._crew = crew if fabric.world_size == 1 else None  # else all processes train each candidate together
+        self._twins = twins  # folders of complete runs that may be this one, made for another recipe
+        self._stop = self._repeatable = False
+
+    def execute(self) -> bool:
+        """Run to the end. False if it was interrupted, and can go on."""
+        label, path = self.experiment.label, str(self.folder.path)
+        try:
+            with self._held(), signals(self._take_note):
+                return self._execute()
+        except Interrupted:
+            self._watch(Stopped(label, path, self._at.number + 1, self._epoch_at_hand(), **self._mark))
+            return False
+        except RkrError as error:
+            self._watch(Failed(label, path, str(error)))
+            raise
+
+    def help(self, lines: Iterable[str | bytes], answer: Callable[[], None]) -> bool:
+        """Train candidates for a run that another process executes. False if it was interrupted.
+
+        Args:
+            lines: A `Spot` as JSON for each. Their end is the end of that process, in any way: then this one stops too.
+            answer: Called after each.
+        """
+        be_deterministic()
+        keep_freed_memory()
+        waiting: queue.SimpleQueue[str | bytes | None] = queue.SimpleQueue()
+
+        def listen() -> None:
+            for line in lines:
+                waiting.put(line)
+            self._take_note()
+            waiting.put(None)
+
+        def tell(event: Event) -> None:
+            try:
+                self._watch(event)
+            except BrokenPipeError:  # that process has ended, which is seen here before its lines have ended
+                self._take_note()
+
+        threading.Thread(target=listen, daemon=True).start()
+        try:
+            with signals(self._take_note):
+                while (line := waiting.get()) is not None:
+                    self._candidate(Spot(*json.loads(line)), tell).train()
+                    answer()
+        except Interrupted:
+            return False
+        return True
+
+    @property
+    def stop_wanted(self) -> bool:
+        """Whether the user asked to stop, be it that the run was at its end anyway."""
+        return self._stop
+
+    def _take_note(self) -> None:
+        self._stop = True
+        self._leave_if_repeatable()
+
+    @contextmanager
+    def _repeated_if_stopped(self) -> Iterator[None]:
+        """What is done here is all in memory, and is done again after the last state: to stop, nobody waits for it.
+
+        Several processes must stop at the same place, and do wait.
+        """
+        self._repeatable = self.fabric.world_size == 1
+        try:
+            self._leave_if_repeatable()
+            yield
+        finally:
+            self._repeatable = False
+
+    def _leave_if_repeatable(self) -> None:
+        if self._stop and self._repeatable:
+            self._repeatable = False
+            raise Interrupted
+
+    def _epoch_at_hand(self) -> int:
+        """Counted through the phases of the task; the last one while the task is tested."""
+        if len(self._learner.seen) == self._at.number:  # it has not begun
+            return 0
+        epoch, epochs = self._counted()
+        return max(0, min(epoch, epochs - 1))
+
+    # -- task by task -------------------------------------------------------------------------------------
+
+    def _execute(self) -> bool:
+        e, tasks = self.experiment, self.experiment.stream.tasks
+        copied = None
+        if self.fabric.is_global_zero:
+            self.folder.begin(e.settings, e.stream.describe()["sha256"], e.about)
+            copied = self.folder.take_over(self._twins)
+        self.fabric.barrier()
+        if self.folder.finished:
+            if self.fabric.is_global_zero:
+                self.folder.drop_state()
+                self.folder.drop_candidates()
+            self._watch(Finished(e.label, str(self.folder.path), 0.0, True, copied))
+            return True
+        be_deterministic()
+        keep_freed_memory()
+        state = self._resume()
+        self._began = self._last_save = time.monotonic()
+        self._done_at_start = self._done()
+        names = tuple(task.name for task in tasks)
+        at = self._at
+        self._watch(
+            Started(
+                e.label,
+                str(self.folder.path),
+                names,
+                e.schedule.epochs,
+                at.number + 1,
+                self._epoch_at_hand(),
+                state is not None,
+                sum(line["event"] == "epoch" for line in self.folder.lines()),
+            )
+        )
+        while at.number < len(tasks):
+            if len(self._learner.seen) == at.number:
+                self._begin(at.number)
+            self._seed("rounds", at.number)
+            rounds = self._learner.rounds()
+            if rounds:
+                self._choose(rounds, None if state is None else state.get("round"))
+            else:
+                self._learn(state)
+            state = None
+            self._finish_task()
+        self._watch(Finished(e.label, str(self.folder.path), time.monotonic() - self._began, False))
+        return True
+
+    def _finish_task(self) -> None:
+        """Test, record, export, save."""
+        e, learner, at, began = self.experiment, self._learner, self._at, time.monotonic()
+        task, tasks = learner.task, len(e.stream.tasks)
+        learner.eval()
+        self._seed("end", at.number)  # the same in every process
+        held_out = e.stream.tasks[at.number].training.validation
+        validation = None
+        if held_out is not None:
+            rows = torch.arange(len(held_out))
+            validation = self._in_order(held_out.take(rows, held_out.y + task.start))
+        last = at.number + 1 == tasks
+        agnostic = None
+        with self._repeated_if_stopped():
+            learner.end(self._in_order(), validation)
+            row = self._evaluator.row(learner, at.number + 1)
+            if e.agnostic == "every" or (e.agnostic == "last" and last):
+                agnostic = self._evaluator.agnostic(learner, at.number + 1)
+        unchanged = self._unchanged(row)
+        capacity = learner.capacity()
+        cost = {
+            "parameters": capacity.parameters,
+            "percent": capacity.percent,
+            "bytes": capacity.bytes,
+            "multiply_adds": capacity.multiply_adds,
+        }
+        line = {"event": "task", "number": at.number + 1, "task": task.name, "classes": task.classes}
+        line |= {**row.measures, "agnostic": agnostic, "tested": row.tested}
+        line |= {"proof": row.proof, "unchanged": unchanged, "cost": cost}
+        notes = learner.notes()
+        self._append(self.folder.results, {**line, "notes": notes} if notes else line)
+        tested = time.monotonic() - began
+        times = {"number": at.number + 1, "task": task.name, "train_seconds": round(self._task_seconds, 3)}
+        epoch_seconds = round(statistics.median(self._epoch_seconds), 3) if self._epoch_seconds else None
+        self._append(self.folder.times, {**times, "test_seconds": round(tested, 3), "epoch_seconds": epoch_seconds})
+        if self.fabric.is_global_zero:
+            learner.export(self.folder.model)
+        seconds, measure = self._task_seconds + tested, next(iter(row.measures))
+        at.number, at.phase, at.epoch, at.batch = at.number + 1, 0, 0, 0
+        self._task_seconds = 0.0
+        if not last:
+            self._save(0.0)
+        elif self.fabric.is_global_zero:
+            self.folder.close(tasks)
+        if self.fabric.is_global_zero:
+            self.folder.drop_candidates()
+        self._watch(TaskEnd(e.label, at.number, task.name, tasks, row.main, agnostic, unchanged, seconds, measure))
+        self._stop = self._agreed(self._stop, False)[0]
+        if self._stop and not last:
+            raise Interrupted
+
+    def _unchanged(self, row: Row) -> bool | None:
+        """Whether every earlier task answers bit for bit as when it was learned."""
+        if not self._learner.isolating:
+            return None
+        first: dict[str, str] = {}
+        for line in self.folder.lines():
+            if line["event"] == "task":
+                first = {**line["proof"], **first}
+        return all(row.proof[name] == proof for name, proof in first.items())
+
+    # -- candidates ---------------------------------------------------------------------------------------
+
+    def _choose(self, rounds: int, resumed: dict[str, Any] | None) -> None:
+        """Learn the task at hand by candidates: train those of every round, and become the best of all.
+
+        The state is saved when a round begins. All that follows, up to the next one, is repeated after an interruption,
+        but for candidates whose files are there.
+        """
+        learner, number = self._learner, self._at.number
+        tried = [] if resumed is None else [Tried(**one) for one in resumed["tried"]]
+        for at in range(0 if resumed is None else resumed["number"], rounds):
+            candidates = self._propose(at, rounds, tried) if resumed is None else resumed["candidates"]
+            found = self._train_round(at, rounds, candidates, resumed is not None)
+            for one in found:
+                line = {"event": "candidate", "number": number + 1, "task": learner.task.name}
+                line |= {"round": at, "index": one.index, "candidate": one.candidate}
+                self._append(self.folder.results, {**line, "accuracy": one.accuracy, "worth": _finite(one.worth)})
+            self._seed("judge", number, at)
+            learner.judge(at, candidates, [one.worth for one in found])
+            tried += found
+            resumed = None
+        best = best_of(tried)
+        if not tried:
+            raise RkrError(f"task {learner.task.name!r}: the method has rounds of candidates, but no candidate")
+        if best is None:
+            where = f"the loss of task {learner.task.name!r} is not finite with any of its {len(tried)} candidates"
+            raise Diverged(f"training diverged: {where}; choose a lower learning rate, or other options of the method")
+        self._become(best)
+        self._task_seconds = sum(one.seconds for one in tried)
+
+    def _propose(self, at: int, rounds: int, tried: list[Tried]) -> list[Any]:
+        """Begin a round: ask for its candidates and save the state with them."""
+        number, best, first = self._at.number, best_of(tried), self.fabric.is_global_zero
+        self._seed("propose", number, at)
+        candidates = json.loads(json.dumps(self._learner.propose(at)))  # the same values as after an interruption
+        if first:
+            earlier = {Spot(number, one.round, one.index).file for one in tried}
+            self.folder.drop_candidates(lambda name: name in earlier)  # nothing of this round is left from before
+        past = [dataclasses.asdict(one) for one in tried]
+        self._save(0.0, {"number": at, "rounds": rounds, "candidates": candidates, "tried": past})
+        if first:
+            kept = set() if best is None else {Spot(number, best.round, best.index).file}
+            self.folder.drop_candidates(lambda name: name in kept)
+        return candidates
+
+    def _train_round(self, at: int, rounds: int, candidates: list[Any], resumed: bool) -> list[Tried]:
+        """Train the candidates of a round that are not trained yet: here, or by others."""
+        e, learner, count = self.experiment, self._learner, len(candidates)
+        found: dict[int, Tried] = {}
+        shares = dict.fromkeys(range(count), 0.0)  # of each candidate, how much is done
+
+        def took(spot: Spot) -> bool:
+            trained = read_trained(self.folder.candidates / spot.file)
+            if trained is None:
+                return False
+            candidate, accuracy = candidates[spot.place], trained.accuracy
+            worth = -math.inf if accuracy is None else float(learner.worth(candidate, accuracy))
+            found[spot.place] = Tried(at, spot.place, candidate, accuracy, worth, trained.seconds)
+            shares[spot.place] = 1.0
+            return True
+
+        def done() -> float:
+            return self._done((at + sum(shares.values()) / count) / rounds)
+
+        def told(spot: Spot, event: Event) -> None:
+            if isinstance(event, Progress):
+                shares[spot.place] = event.done
+                event = dataclasses.replace(event, done=done(), seconds_left=self._left(done()))
+            self._watch(event)
+
+        spots = [Spot(self._at.number, at, index) for index in range(count)]
+        waiting = [spot for spot in spots if not self._first_says(took(spot))]
+        if resumed and count:
+            self._done_at_start = done()
+        trains = self._one_by_one if self._crew is None else self._crew.train
+        try:
+            for spot in trains(waiting, told, self._asked):
+                if took(spot):
+                    self._watch(_candidate_end(e.label, learner.task.name, spot, rounds, count, found[spot.place]))
+        except Interrupted:
+            first = next((spot.place for spot in spots if spot.place not in found), count - 1)  # to go on with
+            self._mark = {"round": (at + 1, rounds), "candidate": (first + 1, count)}
+            raise
+        for spot in spots:
+            if spot.place not in found:
+                raise RkrError(f"{self.folder.candidates / spot.file}: cannot be seen by all processes")
+        return [found[index] for index in range(count)]
+
+    def _one_by_one(
+        self, spots: Iterable[Spot], told: Callable[[Spot, Event], None], asked: Callable[[], bool]
+    ) -> Iterator[Spot]:
+        for spot in spots:
+            self._candidate(spot, lambda event, spot=spot: told(spot, event)).train()  # type: ignore[misc]
+            yield spot
+
+    def _candidate(self, spot: Spot, watch: Watch) -> Candidate:
+        how = (self._save_minutes, self._decode_workers)
+        return Candidate(self.experiment, self.folder, self.fabric, spot, watch, *how, self._asked)
+
+    def _become(self, best: Tried) -> None:
+        """Adopt the winner and what it has learned; its epochs are those of the task."""
+        e, spot = self.experiment, Spot(self._at.number, best.round, best.index)
+        trained = read_trained(self.folder.candidates / spot.file)
+        if trained is None or trained.learner is None:
+            raise RkrError(f"{self.folder.candidates / spot.file}: is missing: remove {self.folder.path} to start anew")
+        self._adopt(spot, best.candidate)
+        self._learner.load_state_dict(trained.learner)
+        self._epoch_seconds = trained.epoch_seconds
+        for epoch, line in enumerate(trained.lines):
+            self._record(line)
+            values = (line["loss"], line["accuracy"], line["lr"], 0.0)
+            self._watch(EpochEnd(e.label, line["number"], line["task"], epoch, len(trained.lines), *values))
+
+    def _first_says(self, value: bool) -> bool:
+        """What the first process has found, for all of them."""
+        return bool(gather(self.fabric, value)[0])
+
+    # -- state --------------------------------------------------------------------------------------------
+
+    def _save(self, task_seconds: float, candidates: dict[str, Any] | None = None) -> None:
+        state = self._state(task_seconds)
+        if self.fabric.is_global_zero:
+            self.folder.save(state if candidates is None else {**state, "round": candidates})
+        self.fabric.barrier()
+        self._last_save = time.monotonic()
+
+    def _resume(self) -> dict[str, Any] | None:
+        """Make the learner, and go to the last saved state, if there is one."""
+        if self.fabric.is_global_zero:
+            state = self.folder.resume()
+        self.fabric.barrier()
+        if not self.fabric.is_global_zero:
+            state = self.folder.resume()
+        self._build(0 if state is None else state["begun"])
+        if state is not None:
+            self._restore(state)
+        if self.fabric.is_global_zero and (state is None or "round" not in state):
+            self.folder.drop_candidates()
+        return state
+
+    def _record(self, line: dict[str, Any]) -> None:
+        self._append(self.folder.results, line)
+
+    def _append(self, path: Path, line: dict[str, Any]) -> None:
+        if self.fabric.is_global_zero:
+            self.folder.append(path, line)
+
+    def _asked(self) -> bool:
+        return self._stop
+
+    def _done(self, of_task: float = 0.0) -> float:
+        """Share of the run that is done, in training epochs."""
+        return (self._at.number + of_task) / len(self.experiment.stream.tasks)
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Nobody writes to a complete run, so several processes may find it so at once."""
+        if self.fabric.is_global_zero and not self.folder.finished:
+            with self.folder.locked():
+                yield
+        else:
+            yield
+
+
+def _candidate_end(label: str, task: str, spot: Spot, rounds: int, count: int, one: Tried) -> CandidateEnd:
+    which = ((spot.round + 1, rounds), (spot.place + 1, count))
+    return CandidateEnd(label, spot.number + 1, task, *which, one.accuracy, _finite(one.worth), one.seconds)
+
+
+def _finite(worth: float) -> float | None:
+    """JSON has no infinity: null instead."""
+    return worth if math.isfinite(worth) else None

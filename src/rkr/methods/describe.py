@@ -1,0 +1,40 @@
+"""A method in words: what it is, its options and their values, from the docstrings that define them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import TYPE_CHECKING
+
+from rkr.core.options import Options
+
+if TYPE_CHECKING:
+    from rkr.methods import Method
+
+SECTION = re.compile(r"^(?:Args|Attributes):\n", re.MULTILINE)
+ENTRY = re.compile(r"^ {4}(\w+): ", re.MULTILINE)
+SEE = re.compile(r"[Ss]ee `OneNetwork`\.")  # the base class says it
+
+
+def about(method: Method) -> str:
+    """The first part of the learner's docstring."""
+    return SECTION.split(inspect.getdoc(method.learner) or "")[0].strip()
+
+
+def option_texts(method: Method) -> dict[str, tuple[object, str]]:
+    """For each option its value and what the docstring says of it."""
+    said: dict[str, str] = {}
+    for kind in (Options, *reversed(method.learner.__mro__)):
+        for name, text in _entries(inspect.cleandoc(kind.__doc__ or "")).items():
+            said[name] = SEE.sub(said.get(name, ""), text)
+    own = {name: value for name, value in method.options.items() if name not in method.learner.as_in_recipe}
+    return {name: (value, said.get(name, "")) for name, value in own.items()}
+
+
+def _entries(text: str) -> dict[str, str]:
+    """The named entries of a docstring's list of arguments."""
+    parts = SECTION.split(text)
+    if len(parts) == 1:
+        return {}
+    pairs = iter(ENTRY.split(parts[-1])[1:])  # a name, its text, the next name, ...
+    return {name: " ".join(found.replace("``", "").split()) for name, found in zip(pairs, pairs, strict=True)}

@@ -1,0 +1,95 @@
+"""EFT (Verma et al., "Efficient Feature Transformations", CVPR 2021): grouped convolutions on every layer's output."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rkr.core.changes import Change
+from rkr.core.options import Options
+from rkr.core.sites import Site
+from rkr.core.state import TaskState
+from rkr.errors import UsageError
+from rkr.methods.learner import MakeNetwork
+from rkr.methods.shared.changed import Changed
+
+
+class Transformation(Change):
+    """A convolution's output y becomes a 3x3 convolution of y in groups, plus a 1x1 convolution in groups.
+
+    Args:
+        spatial: Channels in a group of the 3x3 convolution.
+        pointwise: Channels in a group of the 1x1 convolution.
+    """
+
+    undecayed = frozenset({"unit"})
+
+    def __init__(self, spatial: int, pointwise: int) -> None:
+        self._spatial, self._pointwise = spatial, pointwise
+
+    def shapes(self, site: Site) -> dict[str, tuple[int, ...]]:
+        channels = site.weight.shape[0]
+        if site.kind != "conv":
+            return {"unit": (channels,)}
+        if site.weight.dim() != 4:
+            raise UsageError(f"EFT transforms 2-dimensional convolutions, but {site.path!r} is none")
+        return {
+            "spatial": (channels, group_size(channels, self._spatial), 3, 3),
+            "spatial_bias": (channels,),
+            "pointwise": (channels, group_size(channels, self._pointwise), 1, 1),
+            "pointwise_bias": (channels,),
+        }
+
+    def draw(self, site: Site) -> dict[str, Tensor]:
+        """As torch initialises convolutions; so a first task starts far from the plain network, and trains it too."""
+        tensors = super().draw(site)
+        if "unit" in tensors:
+            tensors["unit"].fill_(1)
+            return tensors
+        for name in ("spatial", "pointwise"):
+            bound = tensors[name][0].numel() ** -0.5
+            for key in (name, f"{name}_bias"):
+                tensors[key] = torch.empty(tensors[key].shape).uniform_(-bound, bound).to(tensors[key])
+        return tensors
+
+    def output(self, site: Site, task: TaskState, x: Tensor, y: Tensor) -> Tensor:
+        if site.kind != "conv":
+            return y * site.tensor(task, "unit")
+        parts = []
+        for name, padding in (("spatial", 1), ("pointwise", 0)):
+            weight, bias = site.tensor(task, name), site.tensor(task, f"{name}_bias")
+            parts.append(F.conv2d(y, weight, bias, padding=padding, groups=y.shape[1] // weight.shape[1]))
+        return parts[0] + parts[1]
+
+    def multiply_adds(self, site: Site, values: int) -> int:
+        shapes = self.shapes(site)
+        if "unit" in shapes:
+            return values
+        return values * (9 * shapes["spatial"][1] + shapes["pointwise"][1])
+
+
+def group_size(channels: int, wanted: int) -> int:
+    """Channels of a group: as wanted, or the next smaller number that divides them."""
+    return next(size for size in range(min(wanted, channels), 0, -1) if channels % size == 0)
+
+
+class Eft(Changed):
+    """A frozen base, and for each task a transformation of every layer's output, batch normalisation and a head.
+
+    Args:
+        make: Builds the network.
+        head: Its classification layer.
+        init: Where a new task's transformation starts: at the "previous" task's, or "random".
+        spatial: Channels in a group of the 3x3 convolution; the next smaller divisor where a layer has not so many.
+        pointwise: Channels in a group of the 1x1 convolution.
+    """
+
+    isolating = True
+
+    def __init__(
+        self, make: MakeNetwork, head: str, *, init: str = "previous", spatial: int = 8, pointwise: int = 16
+    ) -> None:
+        if spatial < 1 or pointwise < 1:
+            raise UsageError(f"spatial and pointwise must be at least 1, not {spatial} and {pointwise}")
+        super().__init__(make, head, Transformation(spatial, pointwise), Options(bn="per_task"), init)

@@ -1,0 +1,62 @@
+"""Elastic weight consolidation (EWC; Kirkpatrick et al., PNAS 2017)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rkr.errors import UsageError
+from rkr.methods.learner import MakeNetwork, ReadSamples
+from rkr.methods.shared.anchored import Anchored
+from rkr.methods.shared.fisher import ESTIMATORS, fisher
+
+MODES = ("all", "online")
+
+
+class Ewc(Anchored):
+    """Hold each weight as much as the answers of earlier tasks depend on it: their Fisher information F (equation 3).
+
+    Args:
+        make: Builds the network.
+        head: Its classification layer.
+        strength: λ.
+        estimator: Of the Fisher information: "exact", "sampled", "empirical" or "batched" (a squared mean gradient).
+        samples: How many training samples it is estimated from, at most, drawn at random; all if it is left out.
+        mode: "all": a penalty for every earlier task, Σ_t F_t (θ - θ*_t)², kept as the one parabola that is their sum.
+            "online" (Schwarz et al., ICML 2018): F ← γ F + F_t, around the newest weights.
+        gamma: γ of "online".
+        bn: See `OneNetwork`.
+    """
+
+    grid: ClassVar[dict[str, tuple[float, ...]]] = {"strength": (1.0, 10.0, 100.0, 1e3, 5e3, 1e4)}
+
+    def __init__(
+        self,
+        make: MakeNetwork,
+        head: str,
+        *,
+        strength: float = 100.0,
+        estimator: str = "sampled",
+        samples: int | None = None,
+        mode: str = "all",
+        gamma: float = 1.0,
+        bn: str = "per_task",
+    ) -> None:
+        super().__init__(make, head, strength=strength, bn=bn)
+        if estimator not in ESTIMATORS:
+            raise UsageError(f"estimator must be one of {', '.join(ESTIMATORS)}, not {estimator!r}")
+        if mode not in MODES:
+            raise UsageError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
+        if samples is not None and samples < 1:
+            raise UsageError(f"samples must be at least 1, or be left out for all of them, not {samples!r}")
+        if not 0 <= gamma <= 1:
+            raise UsageError(f"gamma must be from 0 to 1, not {gamma!r}")
+        self.estimator, self.samples, self.mode, self.gamma = estimator, samples, mode, gamma
+
+    def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
+        shared = self.shared()
+        self.select(self.task.number)
+        found = fisher(self.network, shared, train, self.task.start, self.estimator, self.samples)
+        if self.mode == "all":
+            self.anchor.add(shared, found)
+        else:
+            self.anchor.renew(shared, found, self.gamma)

@@ -1,0 +1,34 @@
+"""A frozen network with a new head for each task: what the first task's features are worth by themselves."""
+
+from __future__ import annotations
+
+from rkr.methods.learner import MakeNetwork, ReadSamples, SeenTask
+from rkr.methods.shared.one_network import OneNetwork
+
+
+class HeadOnly(OneNetwork):
+    """Train the network with the first task, then only heads."""
+
+    isolating = True
+
+    def __init__(self, make: MakeNetwork, head: str) -> None:
+        super().__init__(make, head)
+        self._frozen = False
+
+    def begin(self, task: SeenTask) -> None:
+        if task.number:
+            self._freeze()
+        super().begin(task)
+
+    def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
+        self._freeze()
+
+    def train(self, mode: bool = True) -> HeadOnly:
+        """Statistics that all tasks share do not move once the network is frozen."""
+        super().train(mode and not self._frozen)
+        return self
+
+    def _freeze(self) -> None:
+        self._frozen = True
+        self.requires_grad_(False)
+        self.train(False)

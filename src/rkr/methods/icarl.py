@@ -1,0 +1,80 @@
+"""iCaRL (Rebuffi, Kolesnikov, Sperl, Lampert, CVPR 2017): a memory of exemplars, and the nearest mean of them."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rkr.methods.learner import MakeNetwork, Outcome, ReadSamples, SeenTask
+from rkr.methods.shared.rehearsing import Rehearsing, task_and_class
+
+
+class Icarl(Rehearsing):
+    """Sigmoid outputs that keep old answers and learn new ones; the class with the nearest mean of exemplars wins.
+
+    The loss is the binary cross-entropy of algorithm 3, summed over outputs: for old classes with what the network
+    answered before, for new ones with the labels. The authors take the mean over 100 outputs and a rate of 2.0, which
+    is about the same as this with the usual rates.
+
+    Args:
+        make: Builds the network.
+        head: Its classification layer.
+        memory: Exemplars of all classes together.
+        flip: Means are of exemplars and their mirror images, as in the authors' code. In a recipe it is as
+            `training.augment.flip`, unless it is set.
+        bn: Batch normalisation: "shared" by all tasks, or "frozen" after the first.
+    """
+
+    as_augmented = ("flip",)
+
+    def __init__(
+        self, make: MakeNetwork, head: str, *, memory: int = 2000, flip: bool = True, bn: str = "shared"
+    ) -> None:
+        super().__init__(make, head, memory=memory, bn=bn)
+        self.flip = flip
+
+    def begin(self, task: SeenTask) -> None:
+        super().begin(task)
+        size = (task.classes, self.heads.features)
+        self.register_buffer(f"means_{task.number}", next(self.network.parameters()).new_zeros(size))
+
+    def loss(self, x: Tensor, y: Tensor) -> Outcome:
+        logits = self.logits(x)
+        targets = F.one_hot(y, logits.shape[1]).to(logits)
+        if self.teacher is not None:
+            targets[:, : self.task.start] = self.wanted(x).sigmoid()
+        loss = F.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / len(x)
+        return Outcome(loss, (logits.detach().argmax(1) == y).sum())
+
+    @torch.no_grad()
+    def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
+        self.fill_memory(train)
+        features, labels = self._read(train)
+        flipped = self._read(lambda: ((x.flip(-1), y) for x, y in train()))[0] if self.flip else features
+        first = int((labels < self.task.start).sum())
+        for task in self.seen:
+            means = self.get_buffer(f"means_{task.number}")
+            for label in range(task.classes):
+                rows = (labels == task.start + label).nonzero()[:, 0]
+                if task is self.task:  # all its samples were read, of earlier tasks the exemplars only
+                    rows = first + self.memory.of(task.number, label).to(labels)
+                parts = [F.normalize(f[rows], dim=1).mean(0) for f in (features, flipped)]
+                means[label] = F.normalize(torch.stack(parts).mean(0), dim=0)
+
+    def extra_bytes(self) -> int:
+        return super().extra_bytes() + sum(self.get_buffer(f"means_{task.number}").nbytes for task in self.seen)
+
+    def _distances(self, x: Tensor, means: Tensor) -> Tensor:
+        """Squared distances of features from means, both on the unit sphere: 2 - 2 cos, (B, C)."""
+        return 2 - 2 * F.normalize(self.features(x), dim=1) @ means.T
+
+    def predict(self, x: Tensor, number: int) -> Tensor:
+        self.select(number)
+        return -self._distances(x, self.get_buffer(f"means_{number}"))
+
+    def infer(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The nearest mean of all classes."""
+        self.select(self.task.number)
+        means = torch.cat([self.get_buffer(f"means_{t.number}") for t in self.seen])
+        return task_and_class(self._distances(x, means).argmin(1), self.seen)

@@ -1,0 +1,23 @@
+"""L2-Transfer (a baseline of APD; Yoon et al., ICLR 2020): stay near the previous task's weights."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rkr.methods.learner import MakeNetwork, ReadSamples, nbytes
+from rkr.methods.shared.anchored import Anchored
+
+
+class L2Transfer(Anchored):
+    """All weights matter the same, and are held where the previous task left them, so that drift adds up over tasks."""
+
+    grid: ClassVar[dict[str, tuple[float, ...]]] = {"strength": (1e-2, 0.1, 1.0, 10.0, 100.0)}
+
+    def __init__(self, make: MakeNetwork, head: str, *, strength: float = 0.1, bn: str = "per_task") -> None:
+        super().__init__(make, head, strength=strength, bn=bn)
+
+    def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
+        self.anchor.put(self.shared(), 1.0)
+
+    def extra_bytes(self) -> int:
+        return nbytes(self.anchor.values)  # the importances are all 1

@@ -1,0 +1,215 @@
+"""What all methods of generalised zero-shot learning share: CADA-VAE on each task, then a classifier of its latents.
+
+A task is a data set with its own classes. Its autoencoder of attributes and its classifier belong to the task alone and
+never change afterwards; what tasks share, and later ones may spoil, is the encoder of images. Methods differ in what
+they do about that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from rkr.errors import UsageError
+from rkr.measures import harmonic_mean, unseen_and_seen
+from rkr.methods.learner import Capacity, Learner, MakeNetwork, Outcome, ReadSamples, SeenTask, nbytes, plain_size
+from rkr.methods.zeroshot.classifier import ClassifierOptions, train_classifier
+from rkr.networks.interfaces import AlignedVae, AttributeVae, Gaussian, is_aligned_vae
+
+SCALING = ("low_", "width_")  # buffers of each task, by its number: what is taken from features, and divides them
+
+
+class ZeroShot(Learner):
+    """Sequential fine-tuning: every task goes on with the encoder of the one before, and nothing guards the old ones.
+
+    Other methods change what `begin` does with the network, add to the loss, or have encoders of their own.
+
+    Args:
+        make: Builds the network.
+        head: Not used: there is no classification layer in it.
+        classifier: Fields of `ClassifierOptions`.
+    """
+
+    as_in_recipe = ("classifier",)
+    untold = "never"  # features of each task are scaled in a way of its own
+
+    def __init__(self, make: MakeNetwork, head: str = "", *, classifier: dict[str, Any] | None = None) -> None:
+        super().__init__(make, head)
+        self.classifier_options = ClassifierOptions.from_json(classifier or {})
+        self.network = make()
+        if not is_aligned_vae(self.network):
+            raise UsageError(f"{type(self.network).__name__} is not for zero-shot tasks: see rkr.networks.interfaces")
+        self._plain = plain_size(self.vae.encoder)
+        self.attribute_vaes = nn.ModuleList()
+        self.classifiers = nn.ModuleList()
+        self._progress = 0.0
+        self._notes: dict[str, Any] = {}
+
+    # -- what methods change ------------------------------------------------------------------------------
+
+    def encode(self, x: Tensor, number: int) -> Gaussian:
+        """Mean and log-variance of images, by the encoder that a test of task `number` uses."""
+        return self.vae.encoder(x)
+
+    def extra_loss(self, x: Tensor, visual: Gaussian) -> Tensor | None:
+        """What a method adds to the loss of a batch, on the scale of a sum over the batch."""
+        return None
+
+    @property
+    def kept_encoders(self) -> int:
+        """How many encoders of images must be kept."""
+        return 1
+
+    # -- hooks --------------------------------------------------------------------------------------------
+
+    @property
+    def vae(self) -> AlignedVae:
+        """The network."""
+        return cast("AlignedVae", self.network)
+
+    def begin(self, task: SeenTask) -> None:
+        super().begin(task)
+        if task.attributes is None or not task.unseen:
+            raise UsageError(
+                f"task {task.name!r} has no unseen classes with attributes: this method is for zero-shot learning"
+            )
+        self.classifier_options.epochs_of(task.name)  # fails now rather than after hours of training
+        device = next(self.network.parameters()).device
+        self.attribute_vaes.append(self.vae.attribute_vae(task.attributes.shape[1]))
+        self.classifiers.append(nn.Linear(self.vae.latent, task.classes).to(device))
+        for done in (*self.attribute_vaes[:-1], *self.classifiers):
+            done.requires_grad_(False)
+        for name, value in zip(SCALING, task.scaling or (), strict=False):
+            self.register_buffer(f"{name}{task.number}", value.clone())
+
+    @property
+    def attribute_vae(self) -> AttributeVae:
+        """Of the task being learned."""
+        return cast("AttributeVae", self.attribute_vaes[-1])
+
+    def groups(self) -> list[dict[str, Any]]:
+        return [{"params": [*self.network.parameters(), *self.attribute_vaes[-1].parameters()]}]
+
+    def begin_epoch(self, progress: float) -> None:
+        self._progress = progress
+
+    def loss(self, x: Tensor, y: Tensor) -> Outcome:
+        """CADA-VAE's loss, which is a sum over the batch, divided by the batch: the engine's losses are means."""
+        assert self.task.attributes is not None
+        a = self.task.attributes[y - self.task.start]  # (B, A)
+        visual = self.encode(x, self.task.number)
+        total = self.vae.loss(visual, x, self.attribute_vae, a, self._progress)
+        extra = self.extra_loss(x, visual)
+        return Outcome((total if extra is None else total + extra) / len(x), None)
+
+    def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
+        """Train the task's classifier on latents of all its classes."""
+        z, y = self._latents(train)
+        head = cast("nn.Linear", self.classifiers[-1])
+        epochs = self.classifier_options.epochs_of(self.task.name)
+        if epochs is not None:
+            train_classifier(head, z, y, self.classifier_options, epochs)
+            self._notes = {"classifier_epochs": epochs}
+            return
+        if validation is None:
+            raise UsageError(
+                f"task {self.task.name!r} has no validation samples on which to choose the epochs of its classifier: "
+                "set classifier.epochs"
+            )
+        self._notes = self._choose_epochs(head, z, y, validation)
+
+    def predict(self, x: Tensor, number: int) -> Tensor:
+        self._check(x, number)
+        return self.classifiers[number](self.encode(x, number)[0])
+
+    def infer(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        raise UsageError("zero-shot tasks are told: features of each are scaled in a way of its own")
+
+    def scaled(self, x: Tensor, number: int) -> Tensor:
+        """Features (B, D) as they were extracted, made what `predict` takes: by the task's training features."""
+        self._check(x, number)
+        low, width = self.get_buffer(f"low_{number}"), self.get_buffer(f"width_{number}")
+        return (x.to(low) - low) / width
+
+    def _check(self, x: Tensor, number: int) -> None:
+        """Raise UsageError unless there is such a task, and features are as many as the network takes."""
+        (features,) = self.vae.input_shape
+        if not 0 <= number < len(self.seen):
+            raise UsageError(f"there is no task {number}: tasks are numbered 0 to {len(self.seen) - 1}")
+        if x.dim() != 2 or x.shape[1] != features:
+            raise UsageError(f"features must be (samples, {features}), not {tuple(x.shape)}")
+
+    def capacity(self) -> Capacity:
+        """Of the encoder of images, which is all that the paper counts; bytes are of classifiers too.
+
+        The scaling of features, 2 D numbers a task, is left out.
+        """
+        n = self._plain.parameters
+        stored = self.kept_encoders * nbytes(self.vae.encoder) + nbytes(self.classifiers)
+        return Capacity(self.kept_encoders * n, n, stored, self._plain.multiply_adds)
+
+    def notes(self) -> dict[str, Any]:
+        return self._notes
+
+    # -- pieces -------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _latents(self, train: ReadSamples) -> tuple[Tensor, Tensor]:
+        """Latents and labels for the classifier, the same number for each seen class and for each unseen one."""
+        task, from_images = self.task, self.classifier_options.source == "images"
+        assert task.attributes is not None
+        z, y = self.latents_of_attributes(task.number, task.attributes, task.unseen, only_unseen=from_images)
+        if not from_images:
+            return z, y
+        z_images, y_images = self._latents_of_images(train)
+        return torch.cat([z_images, z]), torch.cat([y_images, y])
+
+    @torch.no_grad()
+    def latents_of_attributes(
+        self, number: int, attributes: Tensor, unseen: Sequence[int], only_unseen: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Latents drawn for the classes of task `number`, described by `attributes` (C, A), and their labels."""
+        options, vae = self.classifier_options, cast("AttributeVae", self.attribute_vaes[number])
+        counts = torch.full((len(attributes),), 0 if only_unseen else options.seen)
+        counts[list(unseen)] = options.unseen
+        y = torch.arange(len(attributes)).repeat_interleave(counts).to(attributes.device)
+        mu, logvar = vae.encoder(attributes)  # (C, latent) each
+        return self.vae.sample((mu[y], logvar[y])), y
+
+    def _latents_of_images(self, train: ReadSamples) -> tuple[Tensor, Tensor]:
+        """One latent for each of the first images of every seen class; those of a class with fewer are repeated."""
+        task, wanted = self.task, self.classifier_options.seen
+        found = [(self.encode(x, task.number), y - task.start) for x, y in train()]
+        mu, logvar = (torch.cat([gaussian[i] for gaussian, _ in found]) for i in range(2))
+        labels = torch.cat([y for _, y in found])
+        rows = []
+        for label in labels.unique().tolist():
+            own = (labels == label).nonzero()[:, 0]
+            rows.append(own.repeat(-(-wanted // len(own)))[:wanted])
+        index = torch.cat(rows)
+        return self.vae.sample((mu[index], logvar[index])), labels[index]
+
+    @torch.no_grad()
+    def _choose_epochs(self, head: nn.Linear, z: Tensor, y: Tensor, validation: ReadSamples) -> dict[str, Any]:
+        """Train for long, and keep the classifier of the epoch with the best H on validation samples."""
+        task = self.task
+        found = [(self.encode(x, task.number)[0], labels - task.start) for x, labels in validation()]
+        latents = torch.cat([mu for mu, _ in found])
+        labels = torch.cat([label for _, label in found]).cpu()
+        curve: list[float] = []
+        best = [head.weight.clone(), head.bias.clone()]
+
+        def test(epoch: int) -> None:
+            u, s = unseen_and_seen(head(latents).argmax(1).cpu(), labels, task.classes, task.unseen)
+            curve.append(harmonic_mean(u, s))
+            if curve[-1] > max(curve[:-1], default=-1.0) or not max(curve):  # zeros say nothing: the longest then
+                best[:] = head.weight.clone(), head.bias.clone()
+
+        train_classifier(head, z, y, self.classifier_options, self.classifier_options.longest, test)
+        head.weight.copy_(best[0])
+        head.bias.copy_(best[1])
+        chosen = curve.index(max(curve)) + 1 if max(curve) else len(curve)
+        return {"classifier_epochs": chosen, "validation_h": [round(h, 6) for h in curve]}

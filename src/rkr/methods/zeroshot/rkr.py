@@ -1,0 +1,85 @@
+"""RKR on CADA-VAE's encoder of images (paper, section "Generalized Zero-Shot Setting" and supplementary material)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+from torch import Tensor
+
+from rkr.core.model import RectifiedModel, rectify
+from rkr.core.options import Options
+from rkr.errors import UsageError
+from rkr.methods.learner import Capacity, MakeNetwork, SeenTask, nbytes
+from rkr.methods.zeroshot.learner import ZeroShot
+from rkr.networks.interfaces import Gaussian
+
+
+class ZeroShotRkr(ZeroShot):
+    """The first task trains everything. Later ones train factors of the encoder, and what they do not share.
+
+    The decoder of images goes on from task to task; no test uses it, and it is not counted.
+
+    Args:
+        make: Builds the network.
+        head: Not used.
+        init: Where a new task's factors start: at the "previous" task's, or "random".
+        decoder: Whether later tasks go on with the decoder "trained", as in fine-tuning, or "frozen" as the first task
+            left it, which makes a step a third shorter.
+        classifier: Fields of `ClassifierOptions`.
+        options: Fields of `rkr.Options`, such as `rank`.
+    """
+
+    isolating = True
+
+    def __init__(
+        self,
+        make: MakeNetwork,
+        head: str = "",
+        *,
+        init: str = "previous",
+        decoder: str = "trained",
+        classifier: dict[str, object] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(make, head, classifier=classifier)
+        if init not in ("previous", "random"):
+            raise UsageError(f'init must be "previous" or "random", not {init!r}')
+        if decoder not in ("trained", "frozen"):
+            raise UsageError(f'decoder must be "trained" or "frozen", not {decoder!r}')
+        self.init, self.decoder = init, decoder
+        self.vae.encoder = rectify(self.vae.encoder, options=Options.from_json(options))
+
+    @property
+    def model(self) -> RectifiedModel:
+        """The encoder of images."""
+        return cast("RectifiedModel", self.vae.encoder)
+
+    def begin(self, task: SeenTask) -> None:
+        super().begin(task)
+        self.model.add_task(task.name, init=self.init if task.number else "previous")
+        if task.number and self.decoder == "frozen":
+            self.vae.decoder.requires_grad_(False)
+
+    def encode(self, x: Tensor, number: int) -> Gaussian:
+        self.model.set_task(self.seen[number].name)
+        return self.model(x)
+
+    def groups(self) -> list[dict[str, Any]]:
+        others = [*self.vae.decoder.parameters(), *self.attribute_vaes[-1].parameters()]
+        others = [p for p in others if p.requires_grad]
+        return [*self.model.task_parameters(groups=True), {"params": others}]
+
+    def capacity(self) -> Capacity:
+        cost = self.model.cost()
+        own = sum(task.parameters for task in cost.tasks)
+        stored = cost.total_bytes + nbytes(self.classifiers)
+        return Capacity(cost.network + own, cost.network, stored, self._plain.multiply_adds)
+
+    def export(self, folder: Path) -> None:
+        """The encoders as a model folder for `rkr.load`, one file a task; attribute encoders and classifiers beside."""
+        self.model.save(folder)
+        super().export(folder / "learner")
+
+    def restore(self, folder: Path) -> None:
+        super().restore(folder / "learner")

@@ -1,0 +1,205 @@
+"""A small method with candidates, and the processes that train them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import small_runs
+import torch
+from torch import Tensor, nn
+
+from rkr.experiment.display import JsonLines
+from rkr.experiment.events import EpochEnd, Event
+from rkr.experiment.processes import make_fabric
+from rkr.experiment.run import Run
+from rkr.experiment.spec import Experiment
+from rkr.experiment.workers import DONE, Processes, asked_lines
+from rkr.methods import METHODS, Method
+from rkr.methods.learner import MakeNetwork, Outcome, Phase, ReadSamples, SeenTask
+from rkr.methods.shared.one_network import OneNetwork
+
+
+class Trials(OneNetwork):
+    """A branch beside the network for each task, whose width is tried. Its shape depends on the winners.
+
+    Args:
+        make: Builds the network.
+        head: Its classification layer.
+        tries: Rounds of each task; tasks beyond have none.
+        wild: Which candidates (round, place) diverge; "all" of them.
+        equal: Whether all are worth the same.
+        share: As `holds_out`.
+    """
+
+    log: ClassVar[list[tuple[int, str, Any]]] = []  # learner, hook, argument
+    made: ClassVar[int] = 0
+
+    def __init__(
+        self,
+        make: MakeNetwork,
+        head: str,
+        *,
+        tries: Sequence[int] = (2, 0, 2),
+        wild: Any = (),
+        equal: bool = False,
+        share: float = 0.25,
+    ) -> None:
+        super().__init__(make, head)
+        self.tries, self.wild, self.equal, self.holds_out = tries, wild, equal, share
+        self.branches = nn.ModuleDict()
+        self.register_buffer("policy", torch.zeros(3))
+        Trials.made += 1
+        self.name = Trials.made
+
+    def note(self, hook: str, argument: Any = None) -> None:
+        Trials.log.append((self.name, hook, argument))
+
+    def begin(self, task: SeenTask) -> None:
+        super().begin(task)
+        self.note("begin", task.number)
+        self.register_buffer(f"memory{task.number}", torch.zeros(4, dtype=torch.int64))
+        self.register_buffer(f"width{task.number}", torch.zeros((), dtype=torch.int64))
+
+    def rounds(self) -> int:
+        return self.tries[self.task.number] if self.task.number < len(self.tries) else 0
+
+    def propose(self, number: int) -> list[Any]:
+        self.note("propose", number)
+        widths = (torch.randint(2, 9, (3,)) + self.policy.abs().long()).tolist()  # of the policy and of chance
+        wild = [self.wild == "all" or [number, place] in [list(spot) for spot in self.wild] for place in range(3)]
+        self.policy += 0.25  # a state between propose and judge
+        return [
+            {"width": w, "scale": 1e30 if far else 0.5, "spot": (number, place)}
+            for place, (w, far) in enumerate(zip(widths, wild, strict=True))
+        ]
+
+    def adopt(self, candidate: Any) -> None:
+        self.note("adopt", candidate)
+        assert isinstance(candidate["spot"], list)  # as JSON has it, at any time
+        number = self.task.number
+        self._make_room(number, candidate["width"])
+        for p in self.branches[str(number)].parameters():
+            nn.init.normal_(p, std=0.1)
+        self.get_buffer(f"width{number}").fill_(candidate["width"])
+        self.scale = candidate["scale"]
+
+    def worth(self, candidate: Any, accuracy: float) -> float:
+        self.note("worth", (candidate["spot"], accuracy))
+        return 1.0 if self.equal else accuracy - 0.001 * candidate["width"]
+
+    def judge(self, number: int, candidates: list[Any], worths: list[float]) -> None:
+        self.note("judge", (number, [c["spot"] for c in candidates], worths))
+        finite = torch.tensor(worths).nan_to_num(neginf=-1.0)
+        self.policy += finite + torch.rand(3)
+
+    def phases(self) -> Sequence[Phase]:
+        return (Phase("branch", epochs=1, lr_factor=2.0), Phase())
+
+    def prepare(self, phase: Phase, train: ReadSamples) -> None:
+        self.note("prepare", phase.name)
+        if os.environ.get("TRIALS_DIE") and os.environ["TRIALS_DIE"] == str(self.get_buffer("width0").item()):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if str(self.task.number) in self.branches and phase.name == "branch":
+            nn.init.normal_(self.branches[str(self.task.number)][1].bias, std=0.1)
+
+    def rehearse(self, images: Sequence[int]) -> dict[int, Tensor | None]:
+        return {**{n: self.get_buffer(f"memory{n}") for n in range(self.task.number)}, self.task.number: None}
+
+    def groups(self) -> list[dict[str, Any]]:
+        number = str(self.task.number)
+        branch = [{"params": list(self.branches[number].parameters())}] if number in self.branches else []
+        return [*super().groups(), *branch]
+
+    def loss(self, x: Tensor, y: Tensor) -> Outcome:
+        self.note("loss", x)
+        own = y >= self.task.start  # exemplars of earlier tasks are looked at, but not learned
+        logits, y = self.answers(x, self.task.number)[own], y[own]
+        return self.classified(logits, y) if len(y) else Outcome(logits.sum(), logits.new_zeros(()))
+
+    def predict(self, x: Tensor, number: int) -> Tensor:
+        self.note("predict", x)
+        return self.answers(x, number)
+
+    def answers(self, x: Tensor, number: int) -> Tensor:
+        self.select(number)
+        logits: Tensor = self.network(x)
+        if str(number) in self.branches:
+            scale = self.scale if self.training else 0.5
+            logits = logits + scale * self.branches[str(number)](x.to(logits))
+        return logits
+
+    def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
+        count = sum(int((y >= self.task.start).sum()) for _, y in train())
+        self.note("end", count)
+        self.get_buffer(f"memory{self.task.number}").copy_(torch.randperm(count)[:4])
+
+    def notes(self) -> dict[str, Any]:
+        return {"width": int(self.get_buffer(f"width{self.task.number}")), "policy": self.policy.tolist()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        for number in range(len(self.seen)):
+            if f"branches.{number}.1.weight" in state_dict:
+                self._make_room(number, len(state_dict[f"branches.{number}.1.weight"]))
+        return super().load_state_dict(state_dict, strict, assign)
+
+    def _make_room(self, number: int, width: int) -> None:
+        if str(number) not in self.branches or self.branches[str(number)][1].out_features != width:
+            classes, like = self.seen[number].classes, next(self.network.parameters())
+            layers = nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, classes))
+            self.branches[str(number)] = layers.to(like)
+
+
+TRIALS = Method(Trials, "for tests")
+
+
+def make_experiment(**changes: Any) -> Experiment:
+    """2 rounds of 3 candidates for tasks 0 and 2, and none for task 1."""
+    settings = {"settings": {"method": "trials"}, "label": "spots trials"}
+    return small_runs.make_experiment("rkr", **{**settings, **changes, "method": TRIALS})
+
+
+def execute(
+    folder: Path | str,
+    watch: Callable[[Event], None] = lambda event: None,
+    save_minutes: float = small_runs.FOREVER,
+    workers: int = 1,
+    **changes: Any,
+) -> bool:
+    """A run, with candidates in processes of their own if there are several workers."""
+    how = (make_fabric("cpu"), watch, save_minutes)
+    plain = {**changes, "dtype": getattr(torch, changes["dtype"])} if "dtype" in changes else changes
+    experiment = make_experiment(**plain)
+    if workers == 1:
+        return Run(experiment, Path(folder), *how).execute()
+    given = json.dumps({"folder": str(folder), "save_minutes": save_minutes, "changes": changes})
+    with Processes([sys.executable, "-W", "ignore", __file__, given], workers, 1) as crew:
+        return Run(experiment, Path(folder), *how, crew=crew).execute()
+
+
+def register() -> None:
+    """For recipes."""
+    METHODS["trials"] = TRIALS
+
+
+def _help(folder: str, save_minutes: float, changes: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    tell, pause = JsonLines(), float(os.environ.get("TRIALS_PAUSE", 0))
+
+    def watch(event: Event) -> None:
+        tell(event)
+        if isinstance(event, EpochEnd):
+            time.sleep(pause)
+
+    run = Run(make_experiment(**changes), Path(folder), make_fabric("cpu"), watch, save_minutes)
+    sys.exit(0 if run.help(asked_lines(), lambda: print(DONE, flush=True)) else 130)
+
+
+if __name__ == "__main__":
+    _help(**json.loads(sys.argv[1]))
