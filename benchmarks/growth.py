@@ -73,4 +73,4 @@ def run(only: str = "") -> None:
     )
     row = "  ".join(f"{name} {t * 1e3:.3f} ms" for name, t in times.items())
     ratio = times["last of 1,000"] / times["first of 1,000"]
-    print(f"switch to a cached task: {row}  last/first {ratio:.2f}; cache {many._active.cache.nbytes / 2**20:.0f} MiB")
+    print(f"switch to a cached task: {row}  last/first {ratio:.2f}; cache {many.active.cache.nbytes / 2**20:.0f} MiB")

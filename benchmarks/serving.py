@@ -59,7 +59,7 @@ def switching(setting: Setting, folder: Path) -> None:
             ours.set_task(f"t{t}")
             ours(x)
 
-    sites = [s for s in ours.sites if s.rank is not None]
+    sites = [s for s in ours.weight_layers() if s.rank is not None]
     weights = [s.weight for s in sites]
 
     def copy_weights() -> None:

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import rkr
-from rkr.core.convolution import convolve, packing
+from rkr.core.adapters.conv import convolve, packing
 
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this build of torch has no oneDNN")
 
@@ -60,7 +60,7 @@ def two_tasks() -> rkr.RectifiedModel:
 
 def packed(model: rkr.RectifiedModel) -> int:
     """How many packed weights the cache holds."""
-    entries = model._active.cache._entries.values()
+    entries = model.active.cache._entries.values()
     return sum(entry.weight.is_mkldnn for of_task in entries for entry in of_task.values())
 
 
@@ -131,12 +131,12 @@ def set_and_run(model: rkr.RectifiedModel, name: str, x: Tensor) -> Tensor:
 def test_packed_weights_are_counted_dropped_and_made_anew() -> None:
     model = two_tasks()
     x = images()
-    cache = model._active.cache
+    cache = model.active.cache
     with torch.no_grad():
         before = model(x)
         assert packed(model) == 2
         convs = (model.network.conv1, model.network.conv2)
-        sizes = [site.weight.nbytes for site in model.sites if site.kind == "conv"]
+        sizes = [layer.weight.nbytes for layer in model.weight_layers() if layer.convolves]
         bias = convs[0]._parameters["bias"]
         assert cache.nbytes == sum(sizes) + bias.nbytes
         assert torch.equal(copy.deepcopy(model)(x), before)
@@ -158,7 +158,7 @@ def test_a_weight_is_packed_once_and_counted_as_it_is() -> None:
     model.add_task("a", classes=3, train_base=False)
     model.eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     x = channels_last(torch.randn(8, 17, 8, 8))
-    cache = model._active.cache
+    cache = model.active.cache
     with torch.no_grad():
         first = model(x)
         ((_, _, weight, _),) = next(iter(cache._entries.values())).values()

@@ -158,7 +158,7 @@ def snapshot(model: rkr.RectifiedModel) -> dict[str, Any]:
         "head": model.head,
         "base": raw(model.network.state_dict()),
         "fingerprints": {name: model.fingerprint(name) for name in model.tasks},
-        "states": {task.name: raw(model.owned.task_state(task)) for task in model.tasks.values()},
+        "states": {task.name: raw(model.tensors.task_state(task)) for task in model.tasks.values()},
         "logits": {name: raw({"": logits(model, name)}) for name in model.tasks},
         "trained": set(model.named_task_parameters()) if model.task is not None else None,
     }
@@ -327,7 +327,7 @@ def test_loaded_task_is_selected_and_can_be_trained(saved: tuple[rkr.RectifiedMo
 def test_every_byte_of_the_base_counts(saved: tuple[rkr.RectifiedModel, Path]) -> None:
     model, path = saved
     model.load_task(path)  # remembers the base
-    for key, tensor in model.owned.base_state().items():
+    for key, tensor in model.tensors.base_state().items():
         cell = tensor.data.view(-1) if tensor.is_contiguous() else tensor.data.movedim(1, -1).view(-1)
         kept = cell[-1].clone()
         cell[-1] = kept + 1  # no version counter sees it
@@ -344,7 +344,7 @@ def test_task_under_another_name(saved: tuple[rkr.RectifiedModel, Path]) -> None
     model.load_task(path, name="copy/..")
     assert list(model.tasks) == ["a", "b", "copy/.."]
     assert model.task == "copy/.."
-    assert raw(model.owned.task_state(model.tasks["copy/.."])) == raw(model.owned.task_state(model.tasks["a"]))
+    assert raw(model.tensors.task_state(model.tasks["copy/.."])) == raw(model.tensors.task_state(model.tasks["a"]))
     assert torch.equal(logits(model, "copy/.."), logits(model, "a"))
 
 

@@ -1129,7 +1129,7 @@ def test_cache_stays_within_its_bound(room: int) -> None:
                 p.add_(0.1 * torch.randn_like(p))
     model.eval()
     known = [answer_of(model, f"t{i}", x) for i in range(8)]
-    cache = model._active.cache
+    cache = model.active.cache
     for i in [0, 1, 2, 1, 7, 6, 5, 0, 3, 3, 4]:
         assert torch.equal(answer_of(model, f"t{i}", x), known[i])
         assert cache.nbytes <= max(room, 1) * WEIGHTS
@@ -1168,7 +1168,7 @@ def test_a_thousand_tasks() -> None:
                 p.uniform_(-0.3, 0.3)
     x = torch.randn(3, 37)
     known = [answer_of(model, f"t{i}", x) for i in range(1000)]
-    assert model._active.cache.nbytes <= limit
+    assert model.active.cache.nbytes <= limit
     gc.collect()
     merged = sum(1 for o in gc.get_objects() if type(o) is Tensor and o.shape == (41, 37))
     assert merged <= 11  # ten tasks in the cache, and nothing kept elsewhere
@@ -1479,7 +1479,7 @@ def test_bad_networks() -> None:
     with pytest.raises(rkr.UsageError, match="nothing to rectify"):
         rkr.rectify(nn.Sequential(nn.ReLU()))
     with pytest.raises(rkr.UsageError, match="nothing to rectify"):
-        rkr.rectify(nn.Sequential(nn.ConvTranspose2d(3, 3, 3), nn.Flatten()))
+        rkr.rectify(nn.Sequential(nn.PReLU(), nn.Bilinear(3, 3, 3), nn.Flatten()))
 
 
 def test_nothing_works_before_the_first_task() -> None:

@@ -256,7 +256,8 @@ def test_torch_transformer_layers(kind: str, tmp_path: Path) -> None:
 
 def test_torch_transformer(tmp_path: Path) -> None:
     model = live(Both, "fc", [torch.randint(0, 9, (6, 5)), torch.randint(0, 9, (6, 4))], tmp_path)
-    assert {s.name for s in model.cost().shared if s.type == "Embedding"} == {"source", "target"}
+    assert {"source.lm", "target.lm"} <= set(model.tasks["second"].tensors())
+    assert {s.type for s in model.cost().shared} == {"LayerNorm"}
 
 
 def test_what_is_rectified_in_attention() -> None:

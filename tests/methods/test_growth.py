@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rkr
-from rkr.core.changes import Change
+from rkr.core import LayerUpdate
 from rkr.core.model import RectifiedModel
 from rkr.core.options import Options
 from rkr.errors import UsageError
@@ -191,7 +191,7 @@ class Dropping(ResNet):
 @pytest.mark.parametrize("mode", [True, False])
 def test_dropout_follows_the_mode(mode: bool) -> None:
     network = Dropping((1, 1), (3, 5), 9, shortcut=ZeroPad)
-    model = RectifiedModel(network, Options(bn="per_task"), "fc", change=Growth(network, "fc", "This method"))
+    model = RectifiedModel(network, Options(bn="per_task"), "fc", update=Growth(network, "fc", "This method"))
     model.add_task("a", 4)
     model.train(mode)
     x = torch.randn(3, 3, 32, 32)
@@ -241,12 +241,12 @@ MAKES: Mapping[str, Callable[[], nn.Module]] = {"cnn": small, "pads": tiny_resne
 def grown_model(make: Callable[[], nn.Module], layout: torch.memory_format = torch.contiguous_format) -> RectifiedModel:
     torch.manual_seed(0)
     network = make().double().to(memory_format=layout)  # type: ignore[call-overload]
-    return RectifiedModel(network, Options(bn="per_task"), "fc", change=Growth(network, "fc", "Growth"))
+    return RectifiedModel(network, Options(bn="per_task"), "fc", update=Growth(network, "fc", "Growth"))
 
 
 def growth_of(model: RectifiedModel) -> Growth:
-    assert isinstance(model.change, Growth)
-    return model.change
+    assert isinstance(model.update, Growth)
+    return model.update
 
 
 def weight_of(model: RectifiedModel, path: str) -> Tensor:
@@ -589,16 +589,16 @@ def test_capacity_counts_a_wider_network() -> None:
 def test_changed_convolutions_with_strides_and_few_channels() -> None:
     """They go the way around torch's write out of bounds, so the gradient of the weight is right."""
 
-    class Open(Change):
+    class Open(LayerUpdate):
         opens_base = True
 
     network = nn.Sequential(nn.Conv2d(4, 8, 1, stride=2), nn.Flatten(), nn.Linear(8 * 16, 3))
-    model = RectifiedModel(network, Options(), "2", change=Open())
+    model = RectifiedModel(network, Options(), "2", update=Open())
     model.add_task("a", 3)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model.train()
     x = torch.randn(6, 4, 8, 8).contiguous(memory_format=torch.channels_last)
-    conv = next(site for site in model.sites if site.kind == "conv")
+    conv = next(layer for layer in model.weight_layers() if layer.convolves)
     gradient = torch.autograd.grad(model(x).square().sum(), conv.weight)[0]
     weight = conv.weight.detach().double().requires_grad_()
     head = [model.tasks["a"].get(f"head.{name}").double() for name in ("weight", "bias")]  # type: ignore[union-attr]

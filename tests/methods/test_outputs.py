@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rkr
-from rkr.core.graph import norm_after
 from rkr.errors import UsageError
 from rkr.methods import METHODS, Learner
 from rkr.methods.ccll import Ccll, calibrated
 from rkr.methods.eft import Eft, group_size
 from rkr.methods.learner import SeenTask
 from rkr.methods.shared.changed import Changed
+from rkr.methods.shared.graph import norm_after
 
 
 def task(number: int, classes: int = 10) -> SeenTask:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import rkr
-from rkr.core.changes import Change
+from rkr.core import LayerUpdate
 from rkr.methods import METHODS
 from rkr.methods.learner import Phase, SeenTask
 from rkr.methods.pgn import Columns, ProgressiveNetwork
@@ -241,7 +241,7 @@ def test_gradients_without_those_of_earlier_columns(lateral: str, monkeypatch: p
 
     apart = gradients()
     assert len(apart) > len(learner.layers())
-    monkeypatch.setattr(Columns, "passed", Change.passed)
+    monkeypatch.setattr(Columns, "passed", LayerUpdate.passed)
     whole = gradients()
     assert apart.keys() == whole.keys()
     for key, gradient in whole.items():

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from rkr.core.sites import Site
+    from rkr.core.adapters.base import TargetLayer
 
 
 class SharedBuffers:
@@ -67,9 +67,9 @@ class SharedBuffers:
 
 
 @contextmanager
-def lent_buffers(sites: Sequence[Site]) -> Iterator[None]:
+def lent_buffers(layers: Sequence[TargetLayer]) -> Iterator[None]:
     """Let modules compute on copies of the buffers that tasks share, if the base is frozen."""
-    lending = [(site.buffers, site.buffers.lend()) for site in sites if site.buffers.lends]
+    lending = [(layer.buffers, layer.buffers.lend()) for layer in layers if layer.buffers.lends]
     try:
         yield
     finally:

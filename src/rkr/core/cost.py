@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import prod
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from rkr.core.changes import Rectification
-from rkr.core.layers import original_class
-from rkr.core.sites import BATCH_NORMS, OTHER_NORMS, WEIGHTS, weight_kind
-from rkr.core.state import TaskState, is_statistic
+from rkr.core.adapters import registered
+from rkr.core.exchange import original_class
+from rkr.core.state import TaskState
 from rkr.errors import UsageError
 
 if TYPE_CHECKING:
@@ -195,19 +193,13 @@ def measure(model: RectifiedModel, example: Tensor | Sequence[int] | None = None
 
 def _task_cost(model: RectifiedModel, task: TaskState, network: int) -> TaskCost:
     counts = dict.fromkeys(("rectification", "scale", "norm", "statistics", "head"), 0)
-    norms = {site.path for site in model.sites if site.kind == "norm"}
-    state = model.owned.task_state(task)
+    layers = {layer.path: layer for layer in model.layers}
+    state = model.tensors.task_state(task)
     for key, tensor in state.items():
-        path, _, last = key.rpartition(".")
-        if is_statistic(key):
-            kind = "statistics"
-        elif path in norms:
-            kind = "norm"
-        elif key.startswith("head.") and last in ("weight", "bias"):
-            kind = "head"
-        else:
-            kind = "scale" if last == "f" else "rectification"
-        counts[kind] += tensor.numel()
+        path, _, name = key.rpartition(".")
+        layer = model.tensors.head if key in ("head.weight", "head.bias") else layers.get(path)
+        group = "rectification" if layer is None else layer.cost_group(name)
+        counts[group] += tensor.numel()
     percent = 100 * (counts["rectification"] + counts["scale"] + counts["norm"]) / network
     stored = 100 * sum(counts.values()) / network
     nbytes = sum(t.nbytes for t in state.values())
@@ -215,25 +207,22 @@ def _task_cost(model: RectifiedModel, task: TaskState, network: int) -> TaskCost
 
 
 def _shared(model: RectifiedModel) -> list[Shared]:
-    own: dict[int, set[str]] = {}
-    for site in model.sites:
-        names = {"weight", "bias"} if site.kind in ("head", "norm") else {site.weight_name, site.bias_name}
-        if site.kind == "pinned" or (site.kind == "norm" and not site.affine):
-            names = set()
-        own[id(site.module)] = names
+    own = {id(layer.module): set(layer.covered()) for layer in model.layers}
     found = []
     for path, module in model.network.named_modules():
         left = [p for n, p in module._parameters.items() if p is not None and n not in own.get(id(module), set())]
-        if not left:
-            continue
-        if isinstance(module, (*BATCH_NORMS, *OTHER_NORMS)):
-            reason = "its affine parameters stay as the first task left them, by the options"
-        elif weight_kind(module) is not None:
-            reason = "left out by the options"
-        else:
-            reason = "not a layer that can be rectified"
-        found.append(Shared(path, original_class(module).__name__, sum(p.numel() for p in left), reason))
+        if left:
+            kind = original_class(module).__name__
+            found.append(Shared(path, kind, sum(p.numel() for p in left), _reason(module)))
     return found
+
+
+def _reason(module: nn.Module) -> str:
+    """Why parameters of a module are shared by all tasks."""
+    kind = registered(module)
+    if kind is None or not kind[1].takes(module):
+        return "not a layer that can be rectified"
+    return kind[1].unchanged_because
 
 
 def _multiply_adds(model: RectifiedModel, example: Tensor | Sequence[int] | None) -> MultiplyAdds | None:
@@ -241,17 +230,15 @@ def _multiply_adds(model: RectifiedModel, example: Tensor | Sequence[int] | None
         example = getattr(model.network, "input_shape", None)
     if example is None:
         return None
-    active, model._active.task = model._active.task, None
-    try:
+    with model.without_task():
         products, outputs = multiply_adds(model.network, example)
-    finally:
-        model._active.task = active
-    scaled = [s for s in model.sites if s.scaled and isinstance(s.change, Rectification)]
+    layers = model.weight_layers()
+    scaled = [layer for layer in layers if layer.scaled and layer.rectified]
     return MultiplyAdds(
         products,
-        sum(s.weight.shape[0] for s in scaled if s.kind == "conv"),
-        sum(outputs.get(s.module, 0) for s in scaled),
-        sum(s.change.multiply_adds(s, outputs.get(s.module, 0)) for s in model.sites if s.kind in WEIGHTS),
+        sum(layer.paper_multiplies() for layer in scaled),
+        sum(outputs.get(layer.module, 0) for layer in scaled),
+        sum(layer.update.multiply_adds(layer, outputs.get(layer.module, 0)) for layer in layers),
     )
 
 
@@ -270,34 +257,25 @@ def multiply_adds(
         x = example[:1].to(reference.device)
     else:
         x = torch.zeros(1, *example, dtype=reference.dtype, device=reference.device)
-    outputs: dict[nn.Module, int] = {}  # values that each layer put out
+    outputs: dict[nn.Module, int] = {}  # values that each layer returns
     products = 0
 
-    def count(module: nn.Module, values: int, inputs: int) -> None:
+    def record(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         nonlocal products
-        outputs[module] = outputs.get(module, 0) + values
-        products += values * inputs
+        kind = registered(module)
+        assert kind is not None
+        for layer, values, count in kind[1].multiply_adds(module, args, kwargs, output):
+            outputs[layer] = outputs.get(layer, 0) + values
+            products += count
 
-    def record(module: nn.Module, inputs: Any, output: Any) -> None:
-        count(module, output.numel(), prod(cast("Tensor", module.weight).shape[1:]))
-
-    def record_attention(module: nn.Module, inputs: Any, keywords: Any, output: Any) -> None:
-        # Attention reads its projections' weights without calling them: one output per input value of q, k and v.
-        q, k, v = (*inputs, *(keywords[name] for name in ("query", "key", "value") if name in keywords))[:3]
-        attention = cast("nn.MultiheadAttention", module)
-        for t in (q, k, v):
-            count(attention, t.numel() // t.shape[-1] * attention.embed_dim, t.shape[-1])
-        count(attention.out_proj, q.numel() // q.shape[-1] * attention.embed_dim, attention.embed_dim)
-
-    hooks = []
-    for module in network.modules():
-        if isinstance(module, nn.MultiheadAttention):
-            hooks.append(module.register_forward_hook(record_attention, with_kwargs=True))
-        elif weight_kind(module) is not None:
-            hooks.append(module.register_forward_hook(record))
+    hooks = [
+        module.register_forward_hook(record, with_kwargs=True)
+        for module in network.modules()
+        if registered(module) is not None
+    ]
     modes = {m: m.training for m in network.modules()}
     fast_attention = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # it would pass the hooks by
+    torch.backends.mha.set_fastpath_enabled(False)  # it would bypass the hooks
     try:
         network.eval()
         with torch.no_grad():

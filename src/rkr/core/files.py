@@ -52,12 +52,12 @@ def digest(tensors: Mapping[str, Tensor], *words: str, raw: Mapping[str, Any] | 
 
 def base_fingerprint(model: RectifiedModel) -> str:
     """Hash of all that tasks share."""
-    return digest(model.owned.base_state(), "rkr-base")
+    return digest(model.tensors.base_state(), "rkr-base")
 
 
 def task_fingerprint(model: RectifiedModel, task: TaskState) -> str:
     """Hash of all that a task computes with."""
-    return digest(model.owned.task_state(task), "rkr-task", base_fingerprint(model), model.options.layout)
+    return digest(model.tensors.task_state(task), "rkr-task", base_fingerprint(model), model.options.layout)
 
 
 def known_base_fingerprint(model: RectifiedModel) -> str:
@@ -66,7 +66,7 @@ def known_base_fingerprint(model: RectifiedModel) -> str:
     Every byte is read, because no version counter sees a write to `.data`; but a checksum of the bytes as they lie in
     memory takes a third of the time, and misses a change once in 2^32.
     """
-    state = model.owned.base_state()
+    state = model.tensors.base_state()
     now = {k: (v.dtype, v.shape, v.stride(), zlib.crc32(_raw(_as_it_lies(v)))) for k, v in state.items()}
     if model._base_known is None or model._base_known[0] != now:
         model._base_known = now, digest(state, "rkr-base")
@@ -203,7 +203,7 @@ _STORED_OPTIONS = ("rank", "ranks", "rectify_weights", "scale_outputs", "include
 
 def encode_task(model: RectifiedModel, task: TaskState, base: str, path: PathLike) -> bytes:
     """One task as the bytes of its file."""
-    state = model.owned.task_state(task)
+    state = model.tensors.task_state(task)
     check_finite(path, state, state)
     options = model.options.to_json()
     meta = {
@@ -222,7 +222,7 @@ def encode_task(model: RectifiedModel, task: TaskState, base: str, path: PathLik
 
 def save_task(model: RectifiedModel, task: TaskState, path: PathLike) -> None:
     """Write a task file."""
-    model._check_owner()
+    model.check_owner()
     write_atomic(as_path(path), encode_task(model, task, base_fingerprint(model), path))
 
 
@@ -242,7 +242,7 @@ def load_task(model: RectifiedModel, path: PathLike, name: str | None, base: str
     if (classes is None) != (model.head is None):
         wanted = "has no head" if model.head is None else f"has the head {model.head!r}"
         raise FileError(f"{path}: the task has {classes or 'no'} classes, but this model {wanted}")
-    expected = model.owned.expected(classes)
+    expected = model.tensors.expected(classes)
     check_tensors(path, tensors, expected)
     check_finite(path, tensors, tensors)
     if stored_base != (base or known_base_fingerprint(model)):

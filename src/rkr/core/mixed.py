@@ -8,20 +8,17 @@ the first dimension stays the batch all through the network. So it is used where
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rkr.core.adapters import NeedsGrouping
+from rkr.core.adapters.base import autocasts
 from rkr.core.buffers import own_buffers
-from rkr.core.changes import Rectification
-from rkr.core.layers import NeedsGrouping, autocasts
-from rkr.core.rowwise import is_rowwise
-from rkr.core.sites import Site, join
 from rkr.core.state import TaskState
 from rkr.errors import UsageError
 
@@ -34,74 +31,21 @@ class MixedBatch:
     """A batch sorted by task, computed in one pass ("layer" strategy, inference only).
 
     A linear layer multiplies by the shared base once and adds each sample's own low-rank part, so its large weight is
-    read once and not once for each task. A convolution runs task by task with merged weights.
+    read once and not once for each task. Other layers run task by task with merged weights (`Adapter.mixed`).
     """
 
     tasks: list[TaskState]
     counts: list[int]
     index: Tensor  # (B) position in `tasks` of each sample's task
 
-    def linear(self, site: Site, x: Tensor) -> Tensor:
-        """`(x W' + b + (x LM_t) RM_t) · F_t`: the factors of all tasks side by side, each sample keeps its own."""
-        self._check(site, x)
-        per_sample = x[0, ..., 0].numel()
-        index = self.index if per_sample == 1 else self.index.repeat_interleave(per_sample)
-        rows = x.reshape(-1, x.shape[-1])  # (N, I)
-        y = F.linear(rows, site.weight, site.bias)
-        if site.rank is not None:
-            lms, rms = (torch.cat(self._all(key), dim) for key, dim in ((site.lm, 1), (site.rm, 0)))
-            u = (rows @ lms).view(len(rows), len(self.tasks), site.rank)  # (N, T, K)
-            own = F.one_hot(index, len(self.tasks)).to(u).unsqueeze(-1)  # (N, T, 1)
-            y = y.addmm_((u * own).flatten(1), rms)
-        if site.scaled:
-            y = y.mul_(torch.stack(self._all(site.f))[index])
-        return y.view(*x.shape[:-1], y.shape[-1])
-
-    def conv(self, site: Site, x: Tensor, of_task: Callable[[Tensor, TaskState], Tensor]) -> Tensor:
-        """Each task's samples with its merged weight."""
-        self._check(site, x)
-        parts = zip(x.split(self.counts), self.tasks, strict=True)
-        return torch.cat([of_task(part, task) for part, task in parts])
-
-    def batch_norm(self, site: Site, x: Tensor) -> Tensor:
-        """Each sample with its task's statistics and affine parameters: one multiply-add per value."""
-        self._check(site, x)
-        module: Any = site.module
-        mean, var, weight, bias = (
-            self._norm_stack(site, name) for name in ("running_mean", "running_var", "weight", "bias")
-        )
-        if module.training or mean is None or var is None:
-            raise NeedsGrouping(site.path)
-        scale = torch.rsqrt(var + module.eps)
-        if weight is not None:
-            scale = scale * weight
-        shift = -mean * scale if bias is None else bias - mean * scale
-        shape = (len(x), -1, *[1] * (x.dim() - 2))
-        return torch.addcmul(shift[self.index].view(shape), x, scale[self.index].view(shape))
-
-    def head(self, site: Site, x: Tensor) -> Tensor:
-        """Each task's own classification layer, rows padded with -inf to the widest."""
-        self._check(site, x)
-        if site.weight.dim() != 2:
-            raise NeedsGrouping(site.path)
-        width = max(t.get("head.weight").shape[0] for t in self.tasks)  # type: ignore[union-attr]
-        out = x.new_full((*x.shape[:-1], width), -torch.inf)
-        for part, rows, task in zip(out.split(self.counts), x.split(self.counts), self.tasks, strict=True):
-            weight = task.get("head.weight")
-            part[..., : weight.shape[0]] = F.linear(rows, weight, task.get("head.bias"))  # type: ignore[union-attr, arg-type]
-        return out
-
-    def _check(self, site: Site, x: Tensor) -> None:
+    def check(self, path: str, x: Tensor) -> None:
+        """Refuse an input that does not have the batch in dimension 0."""
         if x.dim() < 2 or x.shape[0] != len(self.index):
-            raise NeedsGrouping(site.path)
+            raise NeedsGrouping(path)
 
-    def _all(self, key: str) -> list[Tensor]:
+    def all(self, key: str) -> list[Tensor]:
+        """A tensor that every task has, for each of them."""
         return [task.get(key) for task in self.tasks]  # type: ignore[misc]
-
-    def _norm_stack(self, site: Site, name: str) -> Tensor | None:
-        base = site.base_tensor(name)
-        found = [base if own is None else own for own in self._all(join(site.path, name))]
-        return None if any(t is None for t in found) else torch.stack(found)
 
 
 def run(model: RectifiedModel, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]) -> Any:
@@ -124,7 +68,7 @@ def run(model: RectifiedModel, args: Sequence[Any], kwargs: Mapping[str, Any], n
     index = torch.tensor([position[name] for name in names])
     batch = MixedBatch(tasks, torch.bincount(index).tolist(), index.sort().values.to(_device(model)))
     order = index.argsort(stable=True).to(_device(model))
-    active = model._active
+    active = model.active
     current = active.task
     try:
         if not may_run_by_layer(model, tasks, args, kwargs):
@@ -139,7 +83,7 @@ def run(model: RectifiedModel, args: Sequence[Any], kwargs: Mapping[str, Any], n
 
 def run_groups(model: RectifiedModel, args: Any, kwargs: Any, batch: MixedBatch, order: Tensor) -> Any:
     """One pass for each task."""
-    active = model._active
+    active = model.active
     rows = list(order.split(batch.counts))
     outputs = []
     current, active.mixed = active.task, None
@@ -149,7 +93,7 @@ def run_groups(model: RectifiedModel, args: Any, kwargs: Any, batch: MixedBatch,
         part, named = take((tuple(args), dict(kwargs)), picked, len(order))
         # In training mode statistics move: the task in use may learn from its samples, the others may not.
         with nullcontext() if task is current or not model.training else own_buffers(task):
-            outputs.append(logits_of(model._pass(part, named, task)))
+            outputs.append(logits_of(model.run(part, named, task)))
     active.task = current
     return assemble(outputs, rows, class_dim(model))
 
@@ -157,16 +101,16 @@ def run_groups(model: RectifiedModel, args: Any, kwargs: Any, batch: MixedBatch,
 def run_layers(model: RectifiedModel, args: Any, kwargs: Any, batch: MixedBatch, order: Tensor) -> Any:
     """One pass for all."""
     part, named = take((tuple(args), dict(kwargs)), order, len(order))
-    model._active.mixed = batch
-    output = model._pass(part, named, None)
-    model._active.mixed = None
+    model.active.mixed = batch
+    output = model.run(part, named, None)
+    model.active.mixed = None
     return assemble([logits_of(output)], [order], class_dim(model))
 
 
 def class_dim(model: RectifiedModel) -> int:
     """Where a network's output has its classes: last for a Linear head, dimension 1 for a convolution."""
-    site = model.owned.head
-    return 1 if site is None or site.weight.dim() > 2 else -1
+    head = model.tensors.head
+    return 1 if head is None else head.class_dim
 
 
 def may_run_by_layer(
@@ -176,18 +120,16 @@ def may_run_by_layer(
     options = model.options
     if options.mixed == "group" or len(tasks) == 1 or options.layout != "axes":
         return False
-    if type(model.change) is not Rectification:
+    if not model.is_rectification:
         return False
-    if torch.is_grad_enabled() or autocasts(_device(model)) or any(s.module.training for s in model.sites):
+    if torch.is_grad_enabled() or autocasts(_device(model)) or any(x.module.training for x in model.layers):
         return False
-    linear, other = (
-        sum(s.weight.numel() for s in model.sites if s.kind in kinds) for kinds in (("linear",), ("conv", "attention"))
+    once, other = (
+        sum(x.weight.numel() for x in model.weight_layers() if x.one_product is which) for which in (True, False)
     )
-    if options.mixed == "auto" and linear <= other:
+    if options.mixed == "auto" and once <= other:
         return False
-    if model._rowwise is None:
-        model._rowwise = is_rowwise(model.network, model.head)
-    return model._rowwise and _all_tensors(model.network, args, kwargs)
+    return model.is_rowwise() and _all_tensors(model.network, args, kwargs)
 
 
 def _all_tensors(network: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

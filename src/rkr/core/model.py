@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Integral
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
 
-from rkr.core import cost, files, layers, mixed, zoo
+from rkr.core import cost, files, merging, mixed, zoo
+from rkr.core.adapters import Adapter, NormLayer, TargetLayer
+from rkr.core.adapters.norm import norm_parameters
+from rkr.core.arguments import check_name, class_list
 from rkr.core.buffers import lent_buffers
-from rkr.core.changes import Change, Rectification
+from rkr.core.exchange import exchange, is_exchanged, layer_of, restore
+from rkr.core.find import find_layers
 from rkr.core.options import Options
-from rkr.core.ownership import Ownership
-from rkr.core.sites import Site, find_sites, norm_parameters
+from rkr.core.rowwise import is_rowwise
 from rkr.core.state import Active, MergeCache, TaskState, TaskTable, clone_state, version_key
+from rkr.core.tensors import Tensors
+from rkr.core.updates import LayerUpdate, Rectification
 from rkr.errors import UsageError
 
 
@@ -68,7 +71,10 @@ class RectifiedModel(nn.Module):
         tasks: The tasks by name, in order.
         options: The options it was made with.
         head: Name of the classification layer, or None.
-        change: What a task does to each layer. Methods other than RKR bring their own.
+        update: How a task updates each layer. Methods other than RKR have their own.
+        layers: The target layers, in the order of the network.
+        tensors: Which tensors belong to the base, and which to a task.
+        active: The task in use, and its merged weights.
     """
 
     def __init__(
@@ -77,43 +83,43 @@ class RectifiedModel(nn.Module):
         options: Options,
         head: str | None,
         attach: bool = True,
-        change: Change | None = None,
+        update: LayerUpdate | None = None,
     ) -> None:
         super().__init__()
-        self.change = change or Rectification()
+        self.update = update or Rectification()
         active = Active(cache=MergeCache(options.cache_bytes))
-        if attach and any(layers.is_exchanged(m) for m in network.modules()):
+        if attach and any(is_exchanged(m) for m in network.modules()):
             raise UsageError(
                 "this network is rectified already: use the model that rectify returned, rkr.load, or "
                 "model.merged(task)"
             )
-        sites = find_sites(network, options, self.change, head, active)
+        layers = find_layers(network, options, self.update, head, active)
         self.network = network
         self.tasks = TaskTable()
         self.options = options
         self.head = head
-        self._active = active
-        self.sites: Sequence[Site] = sites  # where the network computes with a task's tensors, in its order
-        self.owned = Ownership(network, sites)
+        self.active = active
+        self.layers: Sequence[TargetLayer] = layers
+        self.tensors = Tensors(network, layers)
         self._base_at_start: Any = None  # version of the base when the task that trains it was added
-        self._user_requires_grad = {n: p.requires_grad for n, p in network.named_parameters()}
-        self._base_known: tuple[Any, str] | None = None  # checksums and fingerprint of the base when last looked at
-        self._rowwise: bool | None = None  # whether the network treats each sample by itself; None: not yet looked at
+        self.user_requires_grad = {n: p.requires_grad for n, p in network.named_parameters()}
+        self._base_known: tuple[Any, str] | None = None  # checksums and fingerprint of the base at the last check
+        self._rowwise: bool | None = None  # see `is_rowwise`; None: not known yet
         self.register_load_state_dict_post_hook(_keep_what_was_loaded)  # type: ignore[no-untyped-call]
         if attach:
-            self._attach()
+            self.attach()
 
     # -- tasks --------------------------------------------------------------------------------------------
 
     @property
     def task(self) -> str | None:
         """Name of the task in use."""
-        return None if self._active.task is None else self._active.task.name
+        return None if self.active.task is None else self.active.task.name
 
     @property
     def base_frozen(self) -> bool:
         """Whether the base is fixed for good: from the second task on, or from the first with `train_base=False`."""
-        return self._active.base_frozen
+        return self.active.base_frozen
 
     @torch.inference_mode(False)  # its tensors are to be trained
     def add_task(
@@ -136,21 +142,21 @@ class RectifiedModel(nn.Module):
                 there keeps a pretrained base as it is. Later tasks can never train it.
             head_init: "random", or "network" to start from the network's own classification layer.
         """
-        _check_name(name)
-        self._check_layers()
+        check_name(name)
+        self.check_layers()
         if name in self.tasks:
             raise UsageError(f"there is a task named {name!r} already: choose another name, or remove_task it first")
         source = self._source(init)
-        always_open = self.change.opens_base
+        always_open = self.update.opens_base
         first = len(self.tasks) == 0 and not self.base_frozen
         if train_base and not first and not always_open:
             raise UsageError(
                 f"the base network cannot be trained with task {name!r}: earlier tasks depend on it. "
                 "Only the first task may use train_base=True."
             )
-        count, names = _class_list(classes, self.head)
+        count, names = class_list(classes, self.head)
         task = TaskState(name, count, names)
-        head = {} if count is None else self.owned.new_head(count, head_init)
+        head = {} if count is None else self.tensors.new_head(count, head_init)
         open_base = first and train_base is not False and not always_open
         if not open_base and not always_open:
             if len(self.tasks) and not self.base_frozen and not self._base_has_changed():
@@ -160,10 +166,10 @@ class RectifiedModel(nn.Module):
                     stacklevel=2,
                 )
             self.freeze_base()
-        for site in self.sites:
-            if site.kind == "norm" and open_base:
-                continue  # the base's own normalisation is trained; freeze_base hands it to the task
-            for key, tensor in site.draw().items():
+        for layer in self.layers:
+            if layer.trains_base_tensors and open_base:
+                continue  # freeze_base copies the base's tensors to the task
+            for key, tensor in layer.draw().items():
                 kept = None if source is None else source.get(key)
                 task.put(key, tensor if kept is None else _inherited(kept, tensor))
         for key, tensor in head.items():
@@ -188,12 +194,12 @@ class RectifiedModel(nn.Module):
         A base that was trained with the task stays as it is, because files of the task may depend on it.
         """
         task = self.tasks[name]
-        if not self.base_frozen and not self.change.opens_base and self._base_has_changed():
+        if not self.base_frozen and not self.update.opens_base and self._base_has_changed():
             self.freeze_base()
         self.tasks.remove(name)
-        self._active.cache.drop(task)
-        if self._active.task is task:
-            self._active.task = None
+        self.active.cache.drop(task)
+        if self.active.task is task:
+            self.active.task = None
 
     @overload
     def task_parameters(self, groups: Literal[False] = False) -> Iterator[nn.Parameter]: ...
@@ -211,20 +217,22 @@ class RectifiedModel(nn.Module):
         if not groups:
             return iter(named.values())
         norms = {id(p) for p in norm_parameters(self.network)}
-        base = set(self._user_requires_grad)
-        norm_paths = {s.path for s in self.sites if s.kind == "norm"}
+        of_task = {id(p) for p in self.active.require()._parameters.values()}
+        layers = {layer.path: layer for layer in self.layers}
         plain: list[nn.Parameter] = []
         free: list[nn.Parameter] = []
         for key, p in named.items():
             path, _, last = key.rpartition(".")
-            undecayed = id(p) in norms or path in norm_paths or (last in self.change.undecayed and key not in base)
-            (free if undecayed else plain).append(p)
+            own = id(p) in of_task and path in layers
+            decays = id(p) not in norms and (not own or layers[path].decays(last))
+            (plain if decays else free).append(p)
         return [{"params": plain}, {"params": free, "weight_decay": 0.0}]
 
     def named_task_parameters(self) -> dict[str, nn.Parameter]:
         """`task_parameters` by name: the task's as in its file, the base's as in the network."""
-        task = self._active.require()
-        keys = dict.fromkeys((*self.owned.expected(task.classes), *task._parameters))  # the order of the network first
+        task = self.active.require()
+        # In the order of the network; what else the task has comes last.
+        keys = dict.fromkeys((*self.tensors.expected(task.classes), *task._parameters))
         named = {k: p for k in keys if (p := task._parameters.get(k)) is not None}
         if self._trains_base(task):
             for key, p in self.network.named_parameters():
@@ -237,19 +245,17 @@ class RectifiedModel(nn.Module):
         """Fix the base network for good. Happens by itself when the second task comes."""
         if self.base_frozen:
             return
-        self._check_layers()
+        self.check_layers()
         for p in self.network.parameters():
             p.requires_grad_(False)
             p.grad = None
-        self._active.base_frozen = True
-        for site in self.sites:
-            site.buffers.keep()
-            if site.kind == "norm":
-                site.module.train(site.module.training)  # shared statistics go to evaluation mode
+        self.active.base_frozen = True
+        for layer in self.layers:
+            layer.freeze()
         for task in self.tasks.values():  # at most one: the task with which the base was trained
-            for key, tensor in clone_state(self.owned.norm_state(task)).items():
+            for key, tensor in clone_state(self.tensors.norm_state(task)).items():
                 task.put(key, tensor)
-            task.trainable(task is self._active.task)
+            task.trainable(task is self.active.task)
 
     # -- computing ----------------------------------------------------------------------------------------
 
@@ -263,12 +269,12 @@ class RectifiedModel(nn.Module):
                 taken apart by task if their first dimension is that of the first one; others go to every task.
             kwargs: Passed to the network.
         """
-        self._check_owner()
+        self.check_owner()
         try:
             with self._as_when_frozen():
                 if tasks is not None:
                     return mixed.run(self, args, kwargs, tasks)
-                return self._pass(args, kwargs, self._active.require())
+                return self.run(args, kwargs, self.active.require())
         except RuntimeError as error:
             self._explain((*args, *kwargs.values()), error)
             raise
@@ -279,32 +285,10 @@ class RectifiedModel(nn.Module):
         It has no trace of this package: rectification and scale are folded into weights and biases.
         """
         task = self.tasks[name]
-        self._check_layers()
-        self.owned.restore_shared()
-        if type(self.change) is not Rectification:
-            raise UsageError(f"{type(self.change).__name__} does not fold into plain weights: use the model itself")
-        plain = copy.deepcopy(self.network, {id(self._active): Active()})  # without the tasks
-        modules = dict(plain.named_modules())
-        with torch.no_grad():
-            for site in self.sites:
-                module = modules[site.path]
-                layers.restore(module)
-                if site.kind == "norm":
-                    found = {key.rpartition(".")[2]: task.get(key) for key in site.shapes()}
-                elif site.kind == "pinned":
-                    found = {}
-                elif site.kind == "head":
-                    found = {"weight": task.get("head.weight"), "bias": task.get("head.bias")}
-                    size = "out_features" if isinstance(module, nn.Linear) else "out_channels"
-                    setattr(module, size, task.classes)
-                else:
-                    found = dict(zip((site.weight_name, site.bias_name), layers.merged_for(site, task), strict=True))
-                for key, tensor in found.items():
-                    if tensor is not None:
-                        _replace(module, key, tensor.clone())
-        for key, p in plain.named_parameters():
-            p.requires_grad_(self._user_requires_grad.get(key, True))
-        return plain
+        self.check_layers()
+        if not self.is_rectification:
+            raise UsageError(f"{type(self.update).__name__} does not fold into plain weights: use the model itself")
+        return merging.plain_copy(self, task)
 
     def cost(self, example: Tensor | Sequence[int] | None = None) -> cost.Cost:
         """Parameters, percent, bytes and multiply-adds, for each task and in total.
@@ -345,8 +329,8 @@ class RectifiedModel(nn.Module):
             name: Another name for the task than the one in the file.
         """
         if name is not None:
-            _check_name(name)
-        self._check_owner()
+            check_name(name)
+        self.check_owner()
         task = files.load_task(self, path, name)
         self._insert(task)
         return task
@@ -355,38 +339,66 @@ class RectifiedModel(nn.Module):
 
     def train(self, mode: bool = True) -> RectifiedModel:
         """As for any module. What earlier tasks depend on does not move in either mode."""
-        self._check_layers()
+        self.check_layers()
         changes = mode != self.training
         super().train(mode)
         if changes:
             self.refresh()
         return self
 
+    def weight_layers(self) -> list[Adapter]:
+        """The target layers whose weights tasks update."""
+        return [layer for layer in self.layers if isinstance(layer, Adapter)]
+
+    def norm_layers(self) -> list[NormLayer]:
+        """The normalisation layers of which tasks have their own tensors, or whose statistics they share."""
+        return [layer for layer in self.layers if isinstance(layer, NormLayer)]
+
+    @property
+    def is_rectification(self) -> bool:
+        """Whether tasks update layers as RKR does, so that they fold into plain weights."""
+        return type(self.update) is Rectification
+
+    def is_rowwise(self) -> bool:
+        """Whether it is proved that the network computes each sample by itself."""
+        if self._rowwise is None:
+            self._rowwise = is_rowwise(self.network, self.head)
+        return self._rowwise
+
+    @contextmanager
+    def without_task(self) -> Iterator[None]:
+        """Compute with the base network."""
+        task, self.active.task = self.active.task, None
+        try:
+            yield
+        finally:
+            self.active.task = task
+
     def refresh(self) -> None:
         """Forget merged weights. Needed only after writing to a task's `.data`, which torch does not report."""
-        self._active.cache.clear()
+        self.active.cache.clear()
 
     def _apply(self, fn: Any, recurse: bool = True) -> RectifiedModel:
-        self._active.cache.clear()
+        self.active.cache.clear()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
-    def _attach(self) -> None:
+    def attach(self) -> None:
         """Let the network's layers compute with this model's tasks; another model that had it loses it."""
         for module in self.network.modules():
-            if layers.is_exchanged(module):
-                layers.restore(module)
-        for site in self.sites:
-            layers.exchange(site)
-        for p in self.owned.unused_head():
+            if is_exchanged(module):
+                restore(module)
+        for layer in self.layers:
+            exchange(layer)
+        for p in self.tensors.unused_head():
             p.requires_grad_(False)
 
-    def _pass(self, args: Sequence[Any], kwargs: Mapping[str, Any], task: TaskState | None) -> Any:
-        """One pass of the network. `task` is for changes that run it otherwise; None in a mixed batch."""
-        with lent_buffers(self.sites):
-            return self.change.run(self.network, args, kwargs, task)
+    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any], task: TaskState | None) -> Any:
+        """One pass of the network as the update runs it. `task` is None for a mixed batch."""
+        with lent_buffers(self.layers):
+            return self.update.run(self.network, args, kwargs, task)
 
-    def _restore_tasks(self, tasks: Sequence[TaskState], current: str | None, frozen: bool) -> None:
+    def restore_tasks(self, tasks: Sequence[TaskState], current: str | None, frozen: bool) -> None:
         """Take over the tasks of a saved model, and whether its base was still being trained."""
         for task in tasks:
             self.tasks.put(task)
@@ -394,7 +406,7 @@ class RectifiedModel(nn.Module):
             self.freeze_base()
         else:  # the base's own normalisation is trained with the first task
             for task in tasks:
-                for key in self.owned.norm_state(task):
+                for key in self.tensors.norm_state(task):
                     task.discard(key)
         if current is not None:
             self.set_task(current)
@@ -408,18 +420,18 @@ class RectifiedModel(nn.Module):
         return not self.base_frozen and self.tasks.last() is task
 
     def _select(self, task: TaskState) -> None:
-        old = self._active.task
+        old = self.active.task
         if old is not None and old is not task:
             old.trainable(False)
         task.trainable(True)
-        self._active.task = task
-        self._active.cache.touch(task)
+        self.active.task = task
+        self.active.cache.touch(task)
 
     def _insert(self, task: TaskState) -> None:
         """Put a complete task into the model and select it."""
         self.freeze_base()
         if task.name in self.tasks:
-            self._active.cache.drop(self.tasks[task.name])
+            self.active.cache.drop(self.tasks[task.name])
         self.tasks.put(task)
         self._select(task)
 
@@ -464,14 +476,14 @@ class RectifiedModel(nn.Module):
                     "convert the input with x.to(...), or the whole model with model.to(...)"
                 ) from error
 
-    def _check_layers(self) -> None:
+    def check_layers(self) -> None:
         """That every layer is still the one that was rectified, and that none has come since which could forget."""
-        self._check_owner()
-        modules, known = dict(self.network.named_modules()), {id(site.module) for site in self.sites}
-        for site in self.sites:
-            if modules.get(site.path) is not site.module:
+        self.check_owner()
+        modules, known = dict(self.network.named_modules()), {id(layer.module) for layer in self.layers}
+        for layer in self.layers:
+            if modules.get(layer.path) is not layer.module:
                 raise UsageError(
-                    f"layer {site.path!r} was replaced after rectify, and tasks have no hold on the new one: change "
+                    f"layer {layer.path!r} was replaced after rectify, and tasks have no hold on the new one: change "
                     "the network (to SyncBatchNorm, for instance) before rectify"
                 )
         for path, module in modules.items():
@@ -481,8 +493,8 @@ class RectifiedModel(nn.Module):
                     "network, if need be by running it once, before rectify"
                 )
 
-    def _check_owner(self) -> None:
-        if self.sites and getattr(self.sites[0].module, "_rkr", None) is not self.sites[0]:
+    def check_owner(self) -> None:
+        if self.layers and layer_of(self.layers[0].module) is not self.layers[0]:
             raise UsageError(
                 "this model's network was given to another rectified model: use that one, or load this one again "
                 "with a network of its own"
@@ -493,43 +505,9 @@ def _keep_what_was_loaded(model: nn.Module, _: Any) -> None:
     """After `load_state_dict`: shared buffers are to stay as they were loaded, not as they were before."""
     assert isinstance(model, RectifiedModel)
     if model.base_frozen:
-        for site in model.sites:
-            site.buffers.keep()
+        for layer in model.layers:
+            layer.buffers.keep()
     model.refresh()
-
-
-def _class_list(classes: int | Sequence[str] | None, head: str | None) -> tuple[int | None, list[str] | None]:
-    if head is None:
-        if classes is not None:
-            raise UsageError(
-                "this model has no head, so its tasks take no classes: leave `classes` out, or name the network's "
-                "classification layer, rectify(network, head='fc')"
-            )
-        return None, None
-    if classes is None:
-        raise UsageError("say how many classes the task has: add_task(name, classes=10)")
-    if isinstance(classes, str | bool | float | Tensor) or not isinstance(classes, Integral | Iterable):
-        raise UsageError(f"classes must be a whole number or a list of names, not {classes!r}")
-    if isinstance(classes, Integral):
-        classes = int(classes)
-        if classes < 1:
-            raise UsageError(f"a task needs at least 1 class, not {classes}")
-        return classes, None
-    names = [str(c) for c in classes]
-    if not names:
-        raise UsageError("a task needs at least 1 class, not an empty list")
-    if len(set(names)) != len(names):
-        raise UsageError("the names of a task's classes must differ from each other")
-    return len(names), names
-
-
-def _check_name(name: object) -> None:
-    if not isinstance(name, str) or not name:
-        raise UsageError(f"a task's name must be text, not {name!r}")
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise UsageError(f"the name {name!r} has characters that no file can hold") from None
 
 
 def _inherited(kept: Tensor, fresh: Tensor) -> Tensor:
@@ -538,11 +516,3 @@ def _inherited(kept: Tensor, fresh: Tensor) -> Tensor:
         return kept.detach().clone()
     fresh[tuple(map(slice, kept.shape))] = kept.detach()
     return fresh
-
-
-def _replace(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Put a new tensor in the place of a parameter or buffer; the old one may be shared with another module."""
-    if module._parameters.get(name) is not None:
-        module._parameters[name] = nn.Parameter(tensor)
-    else:
-        module._buffers[name] = tensor

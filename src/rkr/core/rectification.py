@@ -1,4 +1,4 @@
-"""The paper's equations (section "Rectification-based Knowledge Retention"), to be read beside it.
+"""The paper's equations (section "Rectification-based Knowledge Retention").
 
 For layer l and task t:
 
@@ -6,7 +6,7 @@ For layer l and task t:
     W_t = W + R               equation 1
     O_t = (W_t * I + b) · F   equation 2; F has one value for each output channel or unit
 
-`formula` computes them literally. It is the reference for every faster path in `kernels.py`.
+`formula` computes them literally. It is the reference for every fast path.
 """
 
 from __future__ import annotations
@@ -72,15 +72,26 @@ def formula(
     layout: str = "axes",
     channel_dim: int = 1,
 ) -> Tensor:
-    """A whole layer to the letter: rectify the weight, apply the layer, scale its output."""
+    """A whole layer as the equations have it: rectify the weight, apply the layer, scale its output."""
     return scaled(apply(rectified_weight(weight, lm, rm, layout), bias), f, channel_dim)
 
 
-def lm_std(kind: str, fan: int) -> float:
-    """Standard deviation of a new LM with `fan` rows; RM starts at 0 and F at 1, so a new task starts as the base.
+# RM starts at 0 and F at 1, so a new task starts as the base network, whatever LM is. The first steps move R by about
+# learning rate x fan x std², where `fan` is the number of LM's rows.
 
-    The first steps move R by about learning rate x fan x std². A normalisation layer after a convolution tolerates
-    large factors, and needs them to learn at the paper's rate of 0.01; wide kernels are held at the same step. Fully
-    connected layers have no such guard: columns of length 1 move R as fast as full training would move the weight.
+
+def lm_std(fan: int) -> float:
+    """Standard deviation of a new LM for fully connected layers.
+
+    With columns of length 1, R moves as fast as full training would move the weight.
     """
-    return min(0.5, 5 / max(fan, 1) ** 0.5) if kind == "conv" else 1 / max(fan, 1) ** 0.5
+    return 1 / max(fan, 1) ** 0.5
+
+
+def conv_lm_std(fan: int) -> float:
+    """Standard deviation of a new LM for convolutions.
+
+    A normalisation layer after a convolution tolerates large factors, and needs them to learn at the paper's rate of
+    0.01. For wide kernels the step is bounded.
+    """
+    return min(0.5, 5 / max(fan, 1) ** 0.5)

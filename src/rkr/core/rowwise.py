@@ -1,8 +1,8 @@
-"""A proof that a network treats every sample by itself, with the batch in the first dimension all the way.
+"""A proof that a network computes every sample by itself, with the batch in the first dimension throughout.
 
 Only then may one pass compute a batch with several tasks, each layer applying each sample's own factors. The network is
 traced symbolically: data-dependent control flow stops the trace, and every recorded operation must be on the lists
-below. What is not on them is not proved, whether or not it would be fine.
+below. Anything else counts as not proved, even if it would be correct.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from rkr.core.graph import Tracer
-from rkr.core.sites import BATCH_NORMS, CONVS, OTHER_NORMS
+from rkr.core.adapters import adapter_for, registered
+from rkr.core.adapters.norm import BATCH_NORMS
+from rkr.core.exchange import original_class
 
 _ACTIVATIONS = ("relu", "relu6", "gelu", "silu", "elu", "leaky_relu", "tanh", "sigmoid", "softplus", "hardswish")
 _POOLS = tuple(f"{kind}_pool{n}d" for kind in ("max", "avg", "adaptive_avg", "adaptive_max") for n in (1, 2, 3))
@@ -23,10 +24,6 @@ _FUNCTIONS = {torch.relu, torch.tanh, torch.sigmoid, *(getattr(F, n) for n in (*
 _METHODS = {"relu", "tanh", "sigmoid", "contiguous"}
 _ARITHMETIC = {operator.add, operator.sub, operator.mul, operator.truediv, torch.add, torch.sub, torch.mul}
 _MODULES: tuple[type[nn.Module], ...] = (
-    nn.Linear,
-    *CONVS,
-    *BATCH_NORMS,
-    *OTHER_NORMS,
     *(
         getattr(nn, name)
         for name in ("ReLU", "ReLU6", "GELU", "SiLU", "ELU", "LeakyReLU", "Tanh", "Sigmoid", "Hardswish")
@@ -35,6 +32,22 @@ _MODULES: tuple[type[nn.Module], ...] = (
     nn.Dropout,
     nn.Identity,
 )
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+class Tracer(fx.Tracer):
+    """Records layers whole: torch's own, registered ones, and subclasses of BatchNorm.
+
+    It looks into containers, the user's own modules and the user's subclasses of other layers, which may compute
+    something else.
+    """
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        cls, found = original_class(m), registered(m)
+        if isinstance(m, BATCH_NORMS) or (found is not None and found[0] is cls):
+            return True
+        return cls.__module__.startswith("torch.nn") and not isinstance(m, _CONTAINERS)
 
 
 def is_rowwise(network: nn.Module, head: str | None = None) -> bool:
@@ -59,7 +72,8 @@ def _is_rowwise(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
         module = modules[str(node.target)]
         if isinstance(module, nn.Flatten):
             return module.start_dim >= 1
-        return isinstance(module, _MODULES)
+        kind = adapter_for(module)
+        return isinstance(module, _MODULES) or (kind is not None and kind.per_sample)
     tensors = list(node.all_input_nodes)
     if node.target in _FUNCTIONS or (node.op == "call_method" and node.target in _METHODS):
         return len(tensors) == 1

@@ -46,7 +46,7 @@ RETRIES = 9  # a reader that a writer overtakes more often than this gives up
 
 def save(model: RectifiedModel, folder: PathLike) -> None:
     """Write a model folder."""
-    model._check_owner()
+    model.check_owner()
     folder = as_path(folder)
     if os.path.exists(folder) and not folder.is_dir():
         raise FileError(f"{folder}: is a file; save needs a folder")
@@ -67,7 +67,7 @@ def save(model: RectifiedModel, folder: PathLike) -> None:
         "base": base_file,
         "base_frozen": model.base_frozen,
         "current": model.task,
-        "fixed": sorted(name for name, on in model._user_requires_grad.items() if not on),
+        "fixed": sorted(name for name, on in model.user_requires_grad.items() if not on),
         "tasks": tasks,
     }
     write_atomic(folder / INDEX, encode_index(index))
@@ -138,7 +138,7 @@ def _load(
         model = build(network, index["options"], index["head"], attach=False)
     except (RkrError, TypeError) as error:
         raise FileError(f"{folder / INDEX}: does not fit this network: {error}") from error
-    if digest(model.owned.base_state(base), "rkr-base") != meta.get("fingerprint"):
+    if digest(model.tensors.base_state(base), "rkr-base") != meta.get("fingerprint"):
         raise FileError(f"{base_path}: its content does not give the fingerprint that it states")
     tasks = []
     for entry in index["tasks"]:
@@ -151,9 +151,9 @@ def _load(
         fixed = set(index["fixed"])
         for name, p in network.named_parameters():
             p.requires_grad_(name not in fixed)
-    model._user_requires_grad = {n: p.requires_grad for n, p in network.named_parameters()}
-    model._attach()
-    model._restore_tasks(tasks, index["current"], index["base_frozen"])
+    model.user_requires_grad = {n: p.requires_grad for n, p in network.named_parameters()}
+    model.attach()
+    model.restore_tasks(tasks, index["current"], index["base_frozen"])
     return model
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from rkr.core.options import Options
+from rkr.core import Options
 from rkr.errors import UsageError
 from rkr.methods.apd import Apd
 from rkr.methods.ccll import Ccll

@@ -18,10 +18,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from rkr.atomic import write_atomic
-from rkr.core.changes import Change
-from rkr.core.options import Options
-from rkr.core.sites import Site
-from rkr.core.state import TaskState, is_statistic
+from rkr.core import Adapter, LayerUpdate, Options, TaskState, is_statistic
 from rkr.errors import UsageError
 from rkr.methods.learner import Capacity, MakeNetwork, ReadSamples, SeenTask
 from rkr.methods.shared.anchor import gradient
@@ -30,7 +27,7 @@ from rkr.methods.shared.changed import Changed
 INITS = ("zero", "sigma")
 
 
-class Decomposition(Change):
+class Decomposition(LayerUpdate):
     """θ_t = σ ⊙ M_t + τ_t with M_t = sigmoid(v_t), one value for every unit or filter, and a bias b_t.
 
     σ is the base's weight and learns with every task. A group of tasks may share one more summand, see `Apd.regroup`.
@@ -41,27 +38,27 @@ class Decomposition(Change):
     def __init__(self) -> None:
         self.local = nn.Module()  # buffers "<layer>/group", (T,): each task's group; "<layer>/<group>": what it shares
 
-    def shapes(self, site: Site) -> dict[str, tuple[int, ...]]:
+    def shapes(self, site: Adapter) -> dict[str, tuple[int, ...]]:
         shapes = {"v": tuple(site.weight.shape[:1]), "tau": tuple(site.weight.shape)}
         return shapes if site.bias is None else {**shapes, "bias": tuple(site.bias.shape)}
 
-    def draw(self, site: Site) -> dict[str, Tensor]:
+    def draw(self, site: Adapter) -> dict[str, Tensor]:
         """M = 1/2, τ = 0 and the network's own bias."""
         tensors = {**super().draw(site), "tau": torch.zeros_like(site.weight)}  # in its memory layout
         return tensors if site.bias is None else {**tensors, "bias": site.bias.detach().clone()}
 
-    def weight(self, site: Site, task: TaskState) -> Tensor:
+    def weight(self, site: Adapter, task: TaskState) -> Tensor:
         theta, local = self.own(site, task), self.local_of(site, task)
         return theta if local is None else theta + local
 
-    def bias(self, site: Site, task: TaskState) -> Tensor | None:
+    def bias(self, site: Adapter, task: TaskState) -> Tensor | None:
         return site.own(task, "bias")
 
-    def own(self, site: Site, task: TaskState) -> Tensor:
+    def own(self, site: Adapter, task: TaskState) -> Tensor:
         """σ ⊙ M_t + τ_t."""
         return torch.addcmul(site.tensor(task, "tau"), site.weight, of_rows(site.tensor(task, "v").sigmoid(), site))
 
-    def local_of(self, site: Site, task: TaskState) -> Tensor | None:
+    def local_of(self, site: Adapter, task: TaskState) -> Tensor | None:
         """What the task's group shares at a layer, if it is in one of several tasks."""
         group, number = self.local._buffers.get(name_at(site, "group")), task.number
         if group is None or number >= len(group):
@@ -158,9 +155,9 @@ class Apd(Changed):
 
     def shared(self) -> list[nn.Parameter]:
         """σ, and what else of the network all tasks use: not its own biases, normalisation and head."""
-        unused = {id(p) for p in self.model.owned.unused_head()}
+        unused = {id(p) for p in self.model.tensors.unused_head()}
         unused |= {id(site.bias) for site in self.layers()}
-        norms = [site for site in self.model.sites if site.kind == "norm" and site.affine]
+        norms = [site for site in self.model.norm_layers() if site.affine]
         unused |= {id(p) for site in norms for p in site.module.parameters()}
         return [p for p in self.model.network.parameters() if id(p) not in unused]
 
@@ -182,7 +179,7 @@ class Apd(Changed):
                 tau.grad = off.add_(tau.sign(), alpha=self.l1)
 
     @torch.no_grad()
-    def strength(self, site: Site, optimizer: Optimizer) -> Tensor:
+    def strength(self, site: Adapter, optimizer: Optimizer) -> Tensor:
         """λ2, with SGD within what its steps can follow.
 
         In (σ, τ_i, v_i) of one unit, ½ Σ |θ_i - θ_i*|² curves by at most 1 + Σ m_i² + max_i (m_i (1 - m_i))² |σ|².
@@ -249,11 +246,11 @@ class Apd(Changed):
         counted += [
             value
             for task in self.model.tasks.values()
-            for key, value in self.model.owned.task_state(task).items()
+            for key, value in self.model.tensors.task_state(task).items()
             if not is_statistic(key) and key not in ("head.weight", "head.bias")
         ]
         counted += [value for value in self.local.buffers() if value.is_floating_point()]
-        head = sum(p.numel() for p in self.model.owned.unused_head())
+        head = sum(p.numel() for p in self.model.tensors.unused_head())
         values = head + sum(int(torch.count_nonzero(t)) for t in counted)
         size = sum(t.nbytes for t in self.stored().values())
         return Capacity(values, self._plain.parameters, size, self._plain.multiply_adds)
@@ -296,12 +293,12 @@ class Apd(Changed):
 # Pieces
 
 
-def of_rows(values: Tensor, site: Site) -> Tensor:
+def of_rows(values: Tensor, site: Adapter) -> Tensor:
     """One value for every unit or filter, in a shape that multiplies the weight: (O, 1, ...)."""
     return values.view(-1, *[1] * (site.weight.dim() - 1))
 
 
-def name_at(site: Site, *words: str | int) -> str:
+def name_at(site: Adapter, *words: str | int) -> str:
     """Name of a buffer, which must not have dots."""
     return "/".join([site.path.replace(".", "/"), *map(str, words)])
 

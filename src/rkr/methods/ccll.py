@@ -13,17 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rkr.core.changes import Change
-from rkr.core.graph import norm_after
-from rkr.core.options import Options
-from rkr.core.sites import Site
-from rkr.core.state import TaskState
+from rkr.core import Adapter, LayerUpdate, Options, TargetLayer, TaskState
 from rkr.errors import UsageError
 from rkr.methods.learner import MakeNetwork
 from rkr.methods.shared.changed import Changed
+from rkr.methods.shared.graph import norm_after
 
 
-class Calibration(Change):
+class Calibration(LayerUpdate):
     """A spatial and then a channel-wise calibration of every convolution's output, one number for every unit.
 
     Args:
@@ -38,38 +35,38 @@ class Calibration(Change):
         self._later = set(self._after.values())  # convolutions that wait for it
         self._unit = unit
 
-    def shapes(self, site: Site) -> dict[str, tuple[int, ...]]:
+    def shapes(self, site: Adapter) -> dict[str, tuple[int, ...]]:
         channels = site.weight.shape[0]
-        if site.kind != "conv":
+        if not site.convolves:
             return {"unit": (channels,)}
         if site.weight.dim() != 4:
             raise UsageError(f"CCLL calibrates 2-dimensional convolutions, but {site.path!r} is none")
         return {"spatial": (channels, 1, 3, 3), "channel": (channels,)}
 
-    def draw(self, site: Site) -> dict[str, Tensor]:
+    def draw(self, site: Adapter) -> dict[str, Tensor]:
         """Maps pass through; gates are half open, which batch normalisation absorbs."""
         tensors = super().draw(site)
         if "unit" in tensors and self._unit == "scale":
             tensors["unit"].fill_(1)
         return tensors
 
-    def output(self, site: Site, task: TaskState, x: Tensor, y: Tensor) -> Tensor:
-        if site.kind != "conv":
+    def output(self, site: Adapter, task: TaskState, x: Tensor, y: Tensor) -> Tensor:
+        if not site.convolves:
             unit = site.tensor(task, "unit")
             return y * (unit if self._unit == "scale" else torch.sigmoid(unit * y))
         if site.path in self._later:
             return y
         return calibrated(y, site.tensor(task, "spatial"), site.tensor(task, "channel"))
 
-    def normalised(self, site: Site, task: TaskState, x: Tensor, plain: Callable[[Tensor], Tensor]) -> Tensor:
+    def normalised(self, site: TargetLayer, task: TaskState, x: Tensor, plain: Callable[[Tensor], Tensor]) -> Tensor:
         y = plain(x)
         conv = self._after.get(site.path)
         spatial, channel = (task.get(f"{conv}.{name}") for name in ("spatial", "channel"))
         return y if spatial is None or channel is None else calibrated(y, spatial, channel)
 
-    def multiply_adds(self, site: Site, values: int) -> int:
+    def multiply_adds(self, site: Adapter, values: int) -> int:
         """A 3x3 kernel and the gate for every value of a map, one factor for a unit."""
-        return 10 * values if site.kind == "conv" else values
+        return 10 * values if site.convolves else values
 
 
 def calibrated(maps: Tensor, spatial: Tensor, channel: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from rkr.core.sites import Site, join
+from rkr.core import Adapter, join
 from rkr.errors import UsageError
 from rkr.methods.growth.growth import NEVER, SLOTS, Growth
 from rkr.methods.growth.widths import Space
@@ -210,7 +210,7 @@ class Den(Growing):
         """The tensors of the task at hand: normalisation and head."""
         return self.model.tasks[self.task.name]
 
-    def _before(self) -> list[tuple[Site, Tensor, Tensor | None]]:
+    def _before(self) -> list[tuple[Adapter, Tensor, Tensor | None]]:
         """Every layer with its weight and bias of before the task."""
         found = []
         for i, site in enumerate(self.layers()):
@@ -268,7 +268,7 @@ class Den(Growing):
         for i, units in enumerate(self.reachable().values()):
             self.get_buffer(f"chosen{i}").copy_(units)
 
-    def trained(self, site: Site, phase: str) -> Tensor | None:
+    def trained(self, site: Adapter, phase: str) -> Tensor | None:
         """Which entries of a layer's weight, as (O, I), a phase trains; None: all of them."""
         if phase in ("train", "select"):
             return None
@@ -279,11 +279,11 @@ class Den(Growing):
         alive = self.sides(site, self._alive(), True)[1]
         return (new_rows & alive) | (rows & new_columns)  # what is new takes from all units, and gives to the chosen
 
-    def held(self, site: Site) -> Tensor | None:
+    def held(self, site: Adapter) -> Tensor | None:
         trained = self.trained(site, self._phase)
         return None if trained is None else ~trained
 
-    def held_bias(self, site: Site) -> Tensor | None:
+    def held_bias(self, site: Adapter) -> Tensor | None:
         if self._phase in ("train", "select"):
             return None
         units = self._new() if self._phase == "expand" else self._inside()
@@ -401,7 +401,7 @@ class Den(Growing):
 
     # -- what came of it ----------------------------------------------------------------------------------
 
-    def used(self, site: Site) -> int:
+    def used(self, site: Adapter) -> int:
         """Of two units only those connections count of which some task knows both ends."""
         dead = {space.name: self.growth.times(space)[1] for space in self.growth.spaces.growing}
         rows, columns = self.born(site)

@@ -6,7 +6,7 @@ import inspect
 import re
 from typing import TYPE_CHECKING
 
-from rkr.core.options import Options
+from rkr.core import Options
 
 if TYPE_CHECKING:
     from rkr.methods import Method

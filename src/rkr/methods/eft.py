@@ -6,16 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rkr.core.changes import Change
-from rkr.core.options import Options
-from rkr.core.sites import Site
-from rkr.core.state import TaskState
+from rkr.core import Adapter, LayerUpdate, Options, TaskState
 from rkr.errors import UsageError
 from rkr.methods.learner import MakeNetwork
 from rkr.methods.shared.changed import Changed
 
 
-class Transformation(Change):
+class Transformation(LayerUpdate):
     """A convolution's output y becomes a 3x3 convolution of y in groups, plus a 1x1 convolution in groups.
 
     Args:
@@ -28,9 +25,9 @@ class Transformation(Change):
     def __init__(self, spatial: int, pointwise: int) -> None:
         self._spatial, self._pointwise = spatial, pointwise
 
-    def shapes(self, site: Site) -> dict[str, tuple[int, ...]]:
+    def shapes(self, site: Adapter) -> dict[str, tuple[int, ...]]:
         channels = site.weight.shape[0]
-        if site.kind != "conv":
+        if not site.convolves:
             return {"unit": (channels,)}
         if site.weight.dim() != 4:
             raise UsageError(f"EFT transforms 2-dimensional convolutions, but {site.path!r} is none")
@@ -41,7 +38,7 @@ class Transformation(Change):
             "pointwise_bias": (channels,),
         }
 
-    def draw(self, site: Site) -> dict[str, Tensor]:
+    def draw(self, site: Adapter) -> dict[str, Tensor]:
         """As torch initialises convolutions; so a first task starts far from the plain network, and trains it too."""
         tensors = super().draw(site)
         if "unit" in tensors:
@@ -53,8 +50,8 @@ class Transformation(Change):
                 tensors[key] = torch.empty(tensors[key].shape).uniform_(-bound, bound).to(tensors[key])
         return tensors
 
-    def output(self, site: Site, task: TaskState, x: Tensor, y: Tensor) -> Tensor:
-        if site.kind != "conv":
+    def output(self, site: Adapter, task: TaskState, x: Tensor, y: Tensor) -> Tensor:
+        if not site.convolves:
             return y * site.tensor(task, "unit")
         parts = []
         for name, padding in (("spatial", 1), ("pointwise", 0)):
@@ -62,7 +59,7 @@ class Transformation(Change):
             parts.append(F.conv2d(y, weight, bias, padding=padding, groups=y.shape[1] // weight.shape[1]))
         return parts[0] + parts[1]
 
-    def multiply_adds(self, site: Site, values: int) -> int:
+    def multiply_adds(self, site: Adapter, values: int) -> int:
         shapes = self.shapes(site)
         if "unit" in shapes:
             return values

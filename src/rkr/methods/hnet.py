@@ -16,18 +16,26 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rkr.core.changes import Change
-from rkr.core.model import RectifiedModel
-from rkr.core.options import Options
-from rkr.core.sites import BATCH_NORMS, Site, join, weight_kind
-from rkr.core.state import STATISTICS, TaskState, version_key
+from rkr.core import (
+    BATCH_NORMS,
+    STATISTICS,
+    Adapter,
+    LayerUpdate,
+    Options,
+    RectifiedModel,
+    TargetLayer,
+    TaskState,
+    is_standard,
+    join,
+    version_key,
+)
 from rkr.errors import UsageError
 from rkr.methods.learner import Capacity, Learner, MakeNetwork, Outcome, SeenTask, nbytes, plain_size
 
 INITS = ("fan_in", "xavier")
 
 
-class Generated(Change):
+class Generated(LayerUpdate):
     """Weights, biases and affine parameters come from outside, for the task in use; statistics are the task's own."""
 
     def __init__(self) -> None:
@@ -43,18 +51,18 @@ class Generated(Change):
         finally:
             self._tensors = {}
 
-    def weight(self, site: Site, task: TaskState) -> Tensor:
+    def weight(self, site: Adapter, task: TaskState) -> Tensor:
         if not self._tensors:
             raise UsageError("the weights of this network are generated: use the learner's `predict`")
         return self._tensors[join(site.path, "weight")]
 
-    def bias(self, site: Site, task: TaskState) -> Tensor | None:
+    def bias(self, site: Adapter, task: TaskState) -> Tensor | None:
         return self._tensors.get(join(site.path, "bias"))
 
-    def norm(self, site: Site, task: TaskState, name: str) -> Tensor | None:
+    def norm(self, site: TargetLayer, task: TaskState, name: str) -> Tensor | None:
         return super().norm(site, task, name) if name in STATISTICS else self._tensors.get(join(site.path, name))
 
-    def head(self, site: Site, task: TaskState, name: str) -> Tensor | None:
+    def head(self, site: TargetLayer, task: TaskState, name: str) -> Tensor | None:
         whole = self._tensors.get(join(site.path, name))
         return None if whole is None else whole[self._rows]
 
@@ -184,7 +192,7 @@ class Hnet(Learner):
         self.register_buffer("_factors", factors.to(like), persistent=False)
         self.register_buffer("_offsets", offsets.to(like), persistent=False)
         self._change = Generated()
-        self.model = RectifiedModel(network, Options(bn="stats"), head, change=self._change)
+        self.model = RectifiedModel(network, Options(bn="stats"), head, update=self._change)
         self.hyper = Hypernetwork(chunks, chunk, task_embedding, chunk_embedding, like)
         self.register_module("before", None)  # the hypernetwork as earlier tasks left it, with Θ*
         self._slow = 1 / (inputs + 1) if balance else 1.0
@@ -374,7 +382,7 @@ def _slowed(x: Tensor, factor: float) -> Tensor:
 
 def _check_layers(network: nn.Module) -> None:
     for path, module in network.named_modules():
-        known = weight_kind(module) in ("linear", "conv") or isinstance(module, BATCH_NORMS)
+        known = is_standard(module) or isinstance(module, BATCH_NORMS)
         if not known and any(p is not None for p in module._parameters.values()):
             raise UsageError(
                 "HNET generates linear, convolution and BatchNorm layers, but the network has parameters in "

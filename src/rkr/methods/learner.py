@@ -45,8 +45,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rkr.atomic import write_atomic
-from rkr.core.cost import multiply_adds
-from rkr.core.sites import norm_parameters
+from rkr.core import multiply_adds, norm_parameters
 
 MakeNetwork = Callable[[], nn.Module]
 ReadSamples = Callable[[], Iterator[tuple[Tensor, Tensor]]]

@@ -8,9 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rkr.core.convolution import convolve
-from rkr.core.sites import BATCH_NORMS, Site, join
-from rkr.core.state import TaskState
+from rkr.core import BATCH_NORMS, Adapter, TargetLayer, TaskState, convolve, join
 from rkr.errors import UsageError
 from rkr.methods.growth.growth import Growth
 from rkr.methods.growth.widths import Space
@@ -36,17 +34,17 @@ class Columns(Growth):
     # In training the units of earlier columns are computed apart, without gradients, which nothing of them needs; and
     # their normalisation is that of their own task.
 
-    def passed(self, site: Site, task: TaskState, x: Tensor, plain: Callable[[Tensor], Tensor]) -> Tensor:
+    def passed(self, site: Adapter, task: TaskState, x: Tensor, plain: Callable[[Tensor], Tensor]) -> Tensor:
         if not task.number or not site.module.training:
             return super().passed(site, task, x, plain)
         space = self.spaces.out.get(site.path)
         old = self._old(space, task)
         y = self._of(slice(None, old), plain, x.detach()).detach()
         if space is not None:
-            y = torch.cat([y, self._of(slice(old, None), plain, x)], -1 if site.kind == "linear" else 1)
+            y = torch.cat([y, self._of(slice(old, None), plain, x)], site.channel_dim)
         return self.output(site, task, x, y)
 
-    def normalised(self, site: Site, task: TaskState, x: Tensor, plain: Callable[[Tensor], Tensor]) -> Tensor:
+    def normalised(self, site: TargetLayer, task: TaskState, x: Tensor, plain: Callable[[Tensor], Tensor]) -> Tensor:
         module = site.module
         if not task.number or not module.training:
             return plain(x)
@@ -73,18 +71,18 @@ class Columns(Growth):
         finally:
             self._units = slice(None)
 
-    def weight(self, site: Site, task: TaskState) -> Tensor:
+    def weight(self, site: Adapter, task: TaskState) -> Tensor:
         return super().weight(site, task)[self._units]
 
-    def bias(self, site: Site, task: TaskState) -> Tensor | None:
+    def bias(self, site: Adapter, task: TaskState) -> Tensor | None:
         bias = super().bias(site, task)
         return None if bias is None else bias[self._units]
 
-    def norm(self, site: Site, task: TaskState, name: str) -> Tensor | None:
+    def norm(self, site: TargetLayer, task: TaskState, name: str) -> Tensor | None:
         tensor = super().norm(site, task, name)
         return tensor[self._units] if tensor is not None and tensor.dim() else tensor
 
-    def multiply_adds(self, site: Site, values: int) -> int:
+    def multiply_adds(self, site: Adapter, values: int) -> int:
         """Of the adapters of all columns: V for every pixel that goes in, U for every one that comes out."""
         total = 0
         for task in self.columns[1:]:
@@ -95,7 +93,7 @@ class Columns(Growth):
                 total += reduce.numel() * pixels * strides + into.numel() * pixels
         return total
 
-    def output(self, site: Site, task: TaskState, x: Tensor, y: Tensor) -> Tensor:
+    def output(self, site: Adapter, task: TaskState, x: Tensor, y: Tensor) -> Tensor:
         space = self.spaces.out.get(site.path)
         if space is None:
             return y
@@ -107,7 +105,7 @@ class Columns(Growth):
                 y = torch.cat([y[:, :start], y[:, start:end] + lateral, y[:, end:]], 1)
         return y
 
-    def _lateral(self, site: Site, task: TaskState, x: Tensor) -> Tensor | None:
+    def _lateral(self, site: Adapter, task: TaskState, x: Tensor) -> Tensor | None:
         """What the adapter of a task's column puts out, if it has one here."""
         reduce, into, alpha, bias = (site.own(task, name) for name in ("reduce", "into", "alpha", "reduce_bias"))
         if reduce is None or into is None or alpha is None:
@@ -169,7 +167,7 @@ class ProgressiveNetwork(Growing):
                     self._add_adapter(site)
         self.model.set_task(task.name)
 
-    def _add_adapter(self, site: Site) -> None:
+    def _add_adapter(self, site: Adapter) -> None:
         state, number = self.model.tasks[self.task.name], self.task.number
         rows, columns = self.born(site)
         outputs, own = int((rows == number).sum()), int((columns == number).sum())
@@ -187,7 +185,7 @@ class ProgressiveNetwork(Growing):
             state.put(join(site.path, name), torch.empty(shape).uniform_(-bound, bound).to(site.weight))
         state.put(join(site.path, "alpha"), torch.empty(number).uniform_(0, 0.1).to(site.weight))
 
-    def held(self, site: Site) -> Tensor | None:
+    def held(self, site: Adapter) -> Tensor | None:
         number = self.task.number
         if not number:
             return None
@@ -197,7 +195,7 @@ class ProgressiveNetwork(Growing):
             held = held | (columns < number)
         return held
 
-    def used(self, site: Site) -> int:
+    def used(self, site: Adapter) -> int:
         """Nothing of what is absent: connections from later columns, or those that an adapter replaces."""
         rows, columns = self.born(site)
         present = rows >= columns

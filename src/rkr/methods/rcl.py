@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rkr.core.sites import Site
+from rkr.core import Adapter
 from rkr.errors import UsageError
 from rkr.methods.growth.growth import Growth
 from rkr.methods.learner import MakeNetwork, SeenTask
@@ -208,13 +208,13 @@ class ReinforcedLearning(Growing):
 
     # -- training ---------------------------------------------------------------------------------------------
 
-    def held(self, site: Site) -> Tensor | None:
+    def held(self, site: Adapter) -> Tensor | None:
         if not self.task.number:
             return None
         rows, columns = self.born(site)
         return (rows < self.task.number) & (columns < self.task.number)
 
-    def held_bias(self, site: Site) -> Tensor | None:
+    def held_bias(self, site: Adapter) -> Tensor | None:
         return self.born(site)[0][:, 0] < self.task.number if self.task.number else None
 
     def notes(self) -> dict[str, Any]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rkr.core.model import load
-from rkr.core.options import Options
+from rkr.core import Options, load
 from rkr.methods.learner import MakeNetwork
 from rkr.methods.shared.changed import Changed
 

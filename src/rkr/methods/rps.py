@@ -21,12 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
-from rkr.core.cost import multiply_adds
-from rkr.core.graph import norm_after, traced
-from rkr.core.sites import BATCH_NORMS, weight_kind
-from rkr.core.state import version_key
+from rkr.core import BATCH_NORMS, is_standard, multiply_adds, version_key
 from rkr.errors import UsageError
 from rkr.methods.learner import Capacity, MakeNetwork, Outcome, ReadSamples, SeenTask
+from rkr.methods.shared.graph import norm_after, traced
 from rkr.methods.shared.rehearsing import Rehearsing
 
 EXEMPLARS = ("random", "herding")
@@ -341,7 +339,7 @@ def layers_and_norms(network: nn.Module, head: str) -> dict[str, str | None]:
     norms = norm_after(network, "RPS-Net")
     found: dict[str, str | None] = {}
     for name in calls:
-        if name != head and weight_kind(network.get_submodule(name)) in ("linear", "conv"):
+        if name != head and is_standard(network.get_submodule(name)):
             norm = norms.get(name)
             found[name] = norm if norm is not None and calls[name] == calls[norm] == 1 else None
     if not found:

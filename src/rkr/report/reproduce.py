@@ -326,7 +326,7 @@ def _counted(name: str, method: str) -> Mapping[str, float] | None:
     capacity = learner.capacity().percent
     counted = {"capacity": capacity}
     model = getattr(learner, "model", None)
-    if isinstance(model, RectifiedModel) and not model.change.opens_base:
+    if isinstance(model, RectifiedModel) and not model.update.opens_base:
         counted["parameters per task"] = (capacity - 100) / tasks
         macs = model.cost(recipe.takes).multiply_adds
         counted["multiply-adds"] = 0.0 if macs is None else macs.paper_percent + macs.change_percent

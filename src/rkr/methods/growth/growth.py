@@ -17,17 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from rkr.core.changes import Change
-from rkr.core.model import RectifiedModel
-from rkr.core.sites import Site
-from rkr.core.state import TaskState
+from rkr.core import Adapter, LayerUpdate, RectifiedModel, TaskState
 from rkr.methods.growth.widths import Space, find_spaces
 
 NEVER = 1 << 30
 SLOTS = 1 << 20  # of one task's new units
 
 
-class Growth(Change, nn.Module):
+class Growth(LayerUpdate, nn.Module):
     """The change of a growing network: layers and normalisation of a task, cut out for the units that it knows.
 
     Args:
@@ -89,18 +86,18 @@ class Growth(Change, nn.Module):
 
     # -- what a task computes with ------------------------------------------------------------------------
 
-    def weight(self, site: Site, task: TaskState) -> Tensor:
-        return self._cut(site, task, site.weight, True)
+    def weight(self, layer: Adapter, task: TaskState) -> Tensor:
+        return self._cut(layer, task, layer.weight, True)
 
-    def bias(self, site: Site, task: TaskState) -> Tensor | None:
-        return None if site.bias is None else self._cut(site, task, site.bias, False)
+    def bias(self, layer: Adapter, task: TaskState) -> Tensor | None:
+        return None if layer.bias is None else self._cut(layer, task, layer.bias, False)
 
-    def _cut(self, site: Site, task: TaskState, whole: Tensor, inputs: bool) -> Tensor:
+    def _cut(self, layer: Adapter, task: TaskState, whole: Tensor, inputs: bool) -> Tensor:
         """The part of a weight or bias that a task knows; without gradients it is kept for the next time."""
-        picked = self.picked(site, task.number, inputs)
+        picked = self.picked(layer, task.number, inputs)
         if torch.is_grad_enabled() and whole.requires_grad:
             return cut(whole, picked)
-        cache, place, lengths = site.active.cache, (site, inputs), tuple(map(len, picked))
+        cache, place, lengths = layer.active.cache, (layer, inputs), tuple(map(len, picked))
         found = cache.get(task, place, (whole,), lengths)
         if found is None:
             with torch.inference_mode(False), torch.no_grad():
@@ -108,13 +105,13 @@ class Growth(Change, nn.Module):
             cache.put(task, place, (whole,), *found, lengths)
         return found[0]
 
-    def picked(self, site: Site, number: int, inputs: bool = True) -> tuple[Tensor, ...]:
+    def picked(self, layer: Adapter, number: int, inputs: bool = True) -> tuple[Tensor, ...]:
         """Which outputs, and which inputs, of a layer task `number` computes with."""
-        found = [self._positions(self.spaces.out.get(site.path), number, site.weight.shape[0])]
+        found = [self._positions(self.spaces.out.get(layer.path), number, layer.weight.shape[0])]
         if inputs:
-            space = self.spaces.into.get(site.path)
-            values = 1 if space is None else space.takers[site.path]
-            found.append(self._positions(space, number, site.weight.shape[1], values))
+            space = self.spaces.into.get(layer.path)
+            values = 1 if space is None else space.takers[layer.path]
+            found.append(self._positions(space, number, layer.weight.shape[1], values))
         return tuple(found)
 
     def _positions(self, space: Space | None, number: int, size: int, values: int = 1) -> Tensor:
@@ -286,10 +283,10 @@ class Growth(Change, nn.Module):
     ) -> None:
         """Give the task's own tensors (normalisation, head) the places of its units now; copies have their origin's."""
         assert task.classes is not None
-        norms = [site for site in model.sites if site.kind == "norm" and site.path in self.spaces.out]
-        fresh = {key: tensor for site in norms for key, tensor in site.draw().items()}
+        norms = [layer for layer in model.norm_layers() if layer.path in self.spaces.out]
+        fresh = {key: tensor for layer in norms for key, tensor in layer.draw().items()}
         if self._head in self.spaces.into:
-            fresh["head.weight"] = model.owned.new_head(task.classes, "random")["head.weight"]
+            fresh["head.weight"] = model.tensors.new_head(task.classes, "random")["head.weight"]
         for key, (space, dim, values) in self._own(model).items():
             kept = task.get(key)
             if kept is None or not kept.dim() or space.name not in new:
@@ -307,8 +304,8 @@ class Growth(Change, nn.Module):
 
     def _own(self, model: RectifiedModel) -> dict[str, tuple[Space, int, int]]:
         """Tensors of a task that have a place for each unit: the space, the dimension, and values of a unit."""
-        norms = [site for site in model.sites if site.kind == "norm" and site.path in self.spaces.out]
-        found = {key: (self.spaces.out[site.path], 0, 1) for site in norms for key in site.shapes()}
+        norms = [layer for layer in model.norm_layers() if layer.path in self.spaces.out]
+        found = {key: (self.spaces.out[layer.path], 0, 1) for layer in norms for key in layer.shapes()}
         into = self.spaces.into.get(self._head)
         return found if into is None else {**found, "head.weight": (into, 1, into.takers[self._head])}
 

@@ -15,10 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from rkr.core.graph import traced
-from rkr.core.layers import original_class
-from rkr.core.sites import BATCH_NORMS, CONVS
+from rkr.core import BATCH_NORMS, CONVS, original_class
 from rkr.errors import UsageError
+from rkr.methods.shared.graph import traced
 
 
 @dataclass

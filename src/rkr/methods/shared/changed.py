@@ -6,10 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rkr.core.changes import Change
-from rkr.core.model import RectifiedModel
-from rkr.core.options import Options
-from rkr.core.sites import WEIGHTS, Site
+from rkr.core import Adapter, LayerUpdate, Options, RectifiedModel
 from rkr.errors import UsageError
 from rkr.methods.learner import Capacity, Learner, MakeNetwork, Outcome, SeenTask, plain_size
 
@@ -31,7 +28,7 @@ class Changed(Learner):
         self,
         make: MakeNetwork,
         head: str,
-        change: Change | None = None,
+        change: LayerUpdate | None = None,
         options: Options | None = None,
         init: str = "previous",
     ) -> None:
@@ -40,16 +37,16 @@ class Changed(Learner):
             raise UsageError(f'init must be "previous" or "random", not {init!r}')
         network = make()
         self._plain = plain_size(network)
-        self.model = RectifiedModel(network, options or Options(), head, change=change)
+        self.model = RectifiedModel(network, options or Options(), head, update=change)
         self.init = init
 
     def begin(self, task: SeenTask) -> None:
         super().begin(task)
         self.model.add_task(task.name, classes=task.class_names, init=self.init if task.number else "previous")
 
-    def layers(self) -> list[Site]:
+    def layers(self) -> list[Adapter]:
         """The layers that tasks change."""
-        return [site for site in self.model.sites if site.kind in WEIGHTS]
+        return self.model.weight_layers()
 
     def groups(self) -> list[dict[str, Any]]:
         return self.model.task_parameters(groups=True)

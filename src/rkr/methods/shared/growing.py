@@ -8,17 +8,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from rkr.core.cost import multiply_adds
-from rkr.core.options import Options
-from rkr.core.sites import Site
-from rkr.core.state import is_statistic
+from rkr.core import Adapter, Options, is_statistic, multiply_adds
 from rkr.methods.growth.growth import Growth, layout_of
 from rkr.methods.learner import Capacity, MakeNetwork, Phase, ReadSamples, nbytes
 from rkr.methods.shared.changed import Changed
 
 
 class Growing(Changed):
-    """A network that grows, each task with its own batch normalisation and head (`core/growth.py`).
+    """A network that grows, each task with its own batch normalisation and head (`growth/growth.py`).
 
     Entries of weights that a task must not move are held: whatever the optimiser does to them (its weight decay moves
     even what has no gradient), they are put back after every step.
@@ -33,15 +30,17 @@ class Growing(Changed):
         super().__init__(make, head, growth, Options(bn="per_task"))
         network = self.model.network
         self._first = sum(p.numel() for s in self.layers() for p in network.get_submodule(s.path).parameters())
-        self._features = next(s.weight.shape[1] for s in self.model.sites if s.kind == "head")  # that it takes at first
+        weight = network.get_submodule(head)._parameters["weight"]
+        assert weight is not None
+        self._features = weight.shape[1]  # that the head takes at first
         self._held: list[tuple[nn.Parameter, Tensor, Tensor]] = []  # weight, where it is held, its values there
 
     @property
     def growth(self) -> Growth:
         """How it grows: a part of the model, so that its state is there once."""
-        return cast("Growth", self.model.change)
+        return cast("Growth", self.model.update)
 
-    def sides(self, site: Site, of_units: Mapping[str, Tensor], fixed: Any) -> tuple[Tensor, Tensor]:
+    def sides(self, site: Adapter, of_units: Mapping[str, Tensor], fixed: Any) -> tuple[Tensor, Tensor]:
         """What is known of units, by space, for a layer's outputs (O, 1) and inputs (1, I).
 
         Where they belong to no space, as pixels do, which never grow: `fixed`.
@@ -54,15 +53,15 @@ class Growing(Changed):
             columns = of_units[into.name].repeat_interleave(into.takers[site.path])
         return rows[:, None], columns[None]
 
-    def born(self, site: Site) -> tuple[Tensor, Tensor]:
+    def born(self, site: Adapter) -> tuple[Tensor, Tensor]:
         """The tasks with which a layer's outputs and inputs came, as (O, 1) and (1, I)."""
         return self.sides(site, {space.name: self.growth.times(space)[0] for space in self.growth.spaces.growing}, 0)
 
-    def held(self, site: Site) -> Tensor | None:
+    def held(self, site: Adapter) -> Tensor | None:
         """Which entries of a layer's weight, as (O, I), the task at hand must not move; None: it may move all."""
         return None
 
-    def held_bias(self, site: Site) -> Tensor | None:
+    def held_bias(self, site: Adapter) -> Tensor | None:
         """Which entries of a layer's bias it must not move; by default those of units whose weights are all held."""
         where = self.held(site)
         return None if where is None else where.all(1)
@@ -93,7 +92,7 @@ class Growing(Changed):
 
     # -- cost ---------------------------------------------------------------------------------------------
 
-    def used(self, site: Site) -> int:
+    def used(self, site: Adapter) -> int:
         """How many entries of a layer's weight some task computes with."""
         return site.weight.numel()
 
@@ -106,7 +105,7 @@ class Growing(Changed):
         plain, grown = self._plain.parameters, -self._first
         for site in self.layers():
             grown += self.used(site) + (0 if site.bias is None else site.bias.numel())
-        norms = {site.path for site in self.model.sites if site.kind == "norm"}
+        norms = {site.path for site in self.model.norm_layers()}
         for number, task in enumerate(self.model.tasks.values()):
             for key, tensor in task.tensors().items():
                 if key == "head.weight":
@@ -124,7 +123,7 @@ class Growing(Changed):
         self.model.set_task(self.task.name)
         network = self.model.network
         found, values = multiply_adds(network, shape, self.model)
-        found += sum(site.change.multiply_adds(site, values.get(site.module, 0)) for site in self.layers())
+        found += sum(site.update.multiply_adds(site, values.get(site.module, 0)) for site in self.layers())
         head: Any = network.get_submodule(self.head)
         of_class = values[head] // self.task.classes * head.weight[0].numel()
         classes = head._parameters["weight"].shape[0]  # of the plain network, as other methods are counted

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from rkr.core.sites import BATCH_NORMS
+from rkr.core import BATCH_NORMS
 from rkr.errors import UsageError
 from rkr.methods.learner import Capacity, Learner, MakeNetwork, Outcome, SeenTask, decay_groups, nbytes, plain_size
 

@@ -7,8 +7,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from rkr.core.model import RectifiedModel, rectify
-from rkr.core.options import Options
+from rkr.core import Options, RectifiedModel, rectify
 from rkr.errors import UsageError
 from rkr.methods.learner import Capacity, MakeNetwork, SeenTask, nbytes
 from rkr.methods.zeroshot.learner import ZeroShot

@@ -1,27 +1,15 @@
-"""What a network's graph tells about it: traced symbolically, torch's own modules kept whole."""
+"""What a network's graph says about it: traced symbolically, layers kept whole."""
 
 from __future__ import annotations
 
 from torch import fx, nn
 
-from rkr.core.layers import original_class
-from rkr.core.sites import BATCH_NORMS, CONVS
+from rkr.core import BATCH_NORMS, CONVS, Tracer
 from rkr.errors import UsageError
-
-_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-
-
-class Tracer(fx.Tracer):
-    """Looks into the user's own modules and containers, not into torch's layers."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if isinstance(m, BATCH_NORMS):  # or a subclass, such as the one that normalises over processes
-            return True
-        return original_class(m).__module__.startswith("torch.nn") and not isinstance(m, _CONTAINERS)
 
 
 def traced(network: nn.Module, need: str) -> fx.Graph:
-    """The graph of a network; a clear word where its forward cannot be traced."""
+    """The graph of a network, or a UsageError that names who needs it."""
     try:
         return Tracer().trace(network)
     except Exception as error:  # whatever a user's forward does with a symbolic input

@@ -1,0 +1,34 @@
+"""`nn.MultiheadAttention`: its packed input projection is a Linear from E to 3·E without a module of its own.
+
+The module reads the projection's weight and never calls it as a layer, so only the merged weight is provided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from torch import nn
+
+from rkr.core.adapters.base import Adapter, MultiplyAdds
+
+
+class AttentionAdapter(Adapter):
+    """The packed projection (3·E, E). With separate sizes for keys and values there is none, and nothing to rectify."""
+
+    properties = ("in_proj_weight", "in_proj_bias")
+    weight_name, bias_name = "in_proj_weight", "in_proj_bias"
+
+    @classmethod
+    def multiply_adds(
+        cls, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any
+    ) -> list[MultiplyAdds]:
+        """The projections of query, key and value, and the output projection, which is not called either."""
+        names = ("query", "key", "value")
+        q, k, v = (*args, *(kwargs[name] for name in names if name in kwargs))[:3]
+        attention = cast("nn.MultiheadAttention", module)
+        embed = attention.embed_dim
+        found = [(t.numel() // t.shape[-1] * embed, t.shape[-1]) for t in (q, k, v)]
+        projections: list[MultiplyAdds] = [(module, values, values * inputs) for values, inputs in found]
+        values = q.numel() // q.shape[-1] * embed
+        return [*projections, (attention.out_proj, values, values * embed)]

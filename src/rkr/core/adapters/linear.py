@@ -1,0 +1,69 @@
+"""Fully connected layers: `nn.Linear`, and layers that store their weight as (inputs, outputs)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rkr.core import kernels
+from rkr.core.adapters.base import Adapter, MultiplyAdds, autocasts, first_input
+
+if TYPE_CHECKING:
+    from rkr.core.mixed import MixedBatch
+
+
+class LinearAdapter(Adapter):
+    """`y = x W' + b` with W (outputs, inputs)."""
+
+    per_sample = standard = one_product = True
+
+    def apply(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(input, self.canonical(weight), bias)
+
+    def rectify_input(
+        self, input: Tensor, lm: Tensor | None, rm: Tensor | None, f: Tensor | None, *args: Any, **kwargs: Any
+    ) -> Tensor | None:
+        """`(x W' + b + (x LM) RM) · F`: W + R is not built for few rows, and its gradient never."""
+        weight = self.weight
+        if autocasts(input.device):
+            return self.formula(input, lm, rm, f)
+        many = input.numel() > 2 * weight.numel()
+        return kernels.factored_linear(input, self.canonical(weight), self.bias, lm, rm, f, many)
+
+    def mixed(self, batch: MixedBatch, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """`(x W' + b + (x LM_t) RM_t) · F_t`: the factors of all tasks side by side, each sample keeps its own."""
+        batch.check(self.path, input)
+        tasks, per_sample = batch.tasks, input[0, ..., 0].numel()
+        index = batch.index if per_sample == 1 else batch.index.repeat_interleave(per_sample)
+        rows = input.reshape(-1, input.shape[-1])  # (N, I)
+        y = F.linear(rows, self.canonical(self.weight), self.bias)
+        if self.rank is not None:
+            lms, rms = torch.cat(batch.all(self.lm), 1), torch.cat(batch.all(self.rm), 0)
+            u = (rows @ lms).view(len(rows), len(tasks), self.rank)  # (N, T, K)
+            own = F.one_hot(index, len(tasks)).to(u).unsqueeze(-1)  # (N, T, 1)
+            y = y.addmm_((u * own).flatten(1), rms)
+        if self.scaled:
+            y = y.mul_(torch.stack(batch.all(self.f))[index])
+        return y.view(*input.shape[:-1], y.shape[-1])
+
+    @classmethod
+    def multiply_adds(
+        cls, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any
+    ) -> list[MultiplyAdds]:
+        return [(module, output.numel(), output.numel() * first_input(args, kwargs).shape[-1])]
+
+
+class TransposedLinearAdapter(LinearAdapter):
+    """`y = x W + b` with W (inputs, outputs), such as `Conv1D` of transformers (GPT-2)."""
+
+    standard = False
+
+    def canonical(self, weight: Tensor) -> Tensor:
+        return weight.t()
+
+    def stored(self, weight: Tensor) -> Tensor:
+        return weight.t()
