@@ -1,6 +1,9 @@
 """The command line, as a user sees it: what is printed, where, and with which exit code."""
 
 import json
+import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,8 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 
 import rkr
+from rkr.cli import app, complete
 from rkr.data import SOURCES
 from rkr.experiment import recipes
 from rkr.experiment.loop import Diverged
@@ -18,8 +23,10 @@ from rkr.experiment.recipes.load import recipe_names
 from rkr.experiment.recipes.settings import NetworkSettings
 from rkr.methods import METHODS, ZERO_SHOT_METHODS
 from rkr.methods.describe import about, option_texts
+from rkr.report.reproduce import exhibit_names
 
 Command = Callable[..., tuple[int, str, str]]
+COMMANDS = ("demo", "run", "reproduce", "tune", "features", "compare", "report", "list", "cost")
 
 
 def test_list_names_all(command: Command) -> None:
@@ -137,7 +144,7 @@ def test_cost_of_zero_shot_methods(command: Command, method: str, percent: str) 
         (("lenet", "--classes", "0"), "rkr: classes must be at least 1, but is 0."),
         (("lenet", "--stem", "cifar"), "rkr: stem: no such key for lenet; choose one of name, head, classes, in_chan"),
         (("resnet18", "--stem", "big"), 'rkr: stem: must not be "big"; choose one of cifar, imagenet'),
-        (("lenet", "--input", "3,a"), "rkr: --input: give a shape such as 3,32,32, not '3,a'"),
+        (("lenet", "--input", "3,a"), "rkr: --input must be a shape such as 3,32,32, not '3,a'"),
         (("lenet", "--input", "1,28,28"), "rkr: the network does not run on an input of shape (1, 28, 28)"),
         (("lenet", "--method", "rkr-lit"), "rkr: --method: no method is called 'rkr-lit'; did you mean 'rkr-lite'?"),
         (("lenet", "--method", "joint", "--rank", "2"), "rkr: --rank: joint has no rank"),
@@ -218,6 +225,136 @@ def test_version_and_help(command: Command) -> None:
     assert "cost" in out
 
 
+def sentences(shown: str) -> list[str]:
+    """The help texts of a help page, one per option, without borders, names and defaults."""
+    found: list[str] = []
+    for line in shown.splitlines():
+        if line.startswith("│"):
+            *names, text = [cell for cell in re.split(r"  +", line.strip("│ ")) if cell]
+            if names:
+                found.append(text)
+            else:
+                found[-1] += f" {text}"
+    return [re.sub(r" \[(default: .*|required)\]", "", text) for text in found]
+
+
+@pytest.mark.parametrize("words", [(), *((name,) for name in COMMANDS)])
+@pytest.mark.parametrize("terminal", [False, True])
+def test_help_is_whole_at_80_columns(
+    command: Command, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], terminal: bool
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    if terminal:
+        monkeypatch.setattr("typer.rich_utils.FORCE_TERMINAL", True)
+    code, out, err = command(*words, "--help")
+    assert (code, err) == (0, "")
+    assert ("\x1b[" in out) == terminal
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
+    assert max(map(len, plain.splitlines())) <= 80
+    usage, _, rest = plain.lstrip().partition("\n")
+    assert usage.startswith(" ".join(["Usage: rkr", *words]))
+    assert "…" not in plain
+    assert "..." not in rest
+    texts = sentences(plain)
+    assert len(texts) > (len(COMMANDS) if not words else 1)
+    assert all(re.fullmatch(r"[A-Z0-9].*\.", text) for text in texts), texts
+
+
+def test_help_has_every_command(command: Command) -> None:
+    _, out, _ = command("--help")
+    assert re.findall(r"^│ ([a-z]+) ", out, re.MULTILINE) == list(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_in_the_help_are_valid(command: Command, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Every example is parsed as the command would; recipes, methods, networks and exhibits in it exist."""
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = command(name, "--help")
+    examples = [line.strip() for line in out.partition("Example")[2].splitlines() if "rkr " in line]
+    assert examples
+    group = typer.main.get_command(app)
+    for example in examples:
+        words = shlex.split(example.partition(" > ")[0])
+        words = words[words.index("rkr") + 1 :]
+        assert words[0] == name
+        chosen = group.get_command(group.make_context("rkr", list(words), resilient_parsing=True), name)  # type: ignore[attr-defined]
+        given = chosen.make_context(name, words[1:]).params
+        known = {
+            "recipes": recipe_names(),
+            "recipe": recipe_names(),
+            "network": NETWORKS,
+            "method": [*METHODS, *ZERO_SHOT_METHODS],
+            "exhibit": exhibit_names(),
+        }
+        for key, names in known.items():
+            value = given.get(key)
+            for one in value.split(",") if isinstance(value, str) else value or ():
+                assert one in names
+
+
+def in_a_process(code: str, **environment: str) -> str:
+    source = str(Path(rkr.__file__).parents[1])
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+        env={**os.environ, "PYTHONPATH": source, **environment},
+    ).stdout
+
+
+HEAVY = """
+import atexit, sys
+atexit.register(lambda: print("imported:", sorted({"torch", "numpy", "matplotlib"} & set(sys.modules))))
+from rkr.cli import main
+"""
+
+
+@pytest.mark.parametrize("words", ["--help", "run --help", "--version"])
+def test_help_imports_nothing_heavy(words: str) -> None:
+    out = in_a_process(f"{HEAVY}sys.argv = ['rkr', *{words.split()!r}]\nmain()")
+    assert out.splitlines()[-1] == "imported: []"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("rkr cost resnet", ["resnet18", "resnet32"]),
+        ("rkr run cifar100-", ["cifar100-lenet", "cifar100-resnet18"]),
+        ("rkr run digits --method finetune,rkr-k", [f"finetune,rkr-k{k}" for k in (1, 4, 8, 32)]),
+        ("rkr reproduce table-l", ["table-lenet"]),
+        ("rkr tune digits --method ew", ["ewc"]),
+        ("rkr list icar", ["icarl"]),
+    ],
+)
+def test_shell_completion(line: str, expected: list[str]) -> None:
+    """As bash asks for it, and without torch."""
+    asked = {"_RKR_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    out = in_a_process(f"{HEAVY}main()", **asked)
+    assert out.splitlines() == [*expected, "imported: []"]
+
+
+def test_completion_knows_every_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert sorted(complete.METHODS) == sorted({*METHODS, *ZERO_SHOT_METHODS})
+    assert sorted(complete.NETWORKS) == sorted(NETWORKS)
+    assert complete.recipes("") == recipe_names()
+    assert complete.exhibits("") == exhibit_names()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "own.toml").touch()
+    (tmp_path / "mine" / "notes.txt").touch()
+    assert complete.recipes("mi") == ["mine/"]
+    assert complete.recipes("mine/") == ["mine/own.toml"]
+    assert complete.recipes("nowhere/") == []
+
+
+def test_completion_can_be_installed(command: Command) -> None:
+    _, out, _ = command("--help")
+    assert "--install-completion" in out
+    assert "--show-completion" in out
+
+
 def test_as_a_process() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "rkr", "cost", "nothing"], capture_output=True, text=True, timeout=100, check=False
@@ -259,7 +396,7 @@ def test_a_second_ctrl_c_says_how_to_go_on(command: Command, tmp_path: Path, mon
     monkeypatch.setattr("rkr.experiment.runner.run_plan", stopped)
     code, out, err = command("demo", "--out", str(tmp_path))
     assert (code, err) == (130, "")
-    assert out.splitlines()[-1] == "Stopped at once. The same command goes on from the last saved state."
+    assert out.splitlines()[-1] == "Interrupted. Run the same command to resume from the last saved state."
     code, out, _ = command("demo", "--out", str(tmp_path), "--json")
     assert (code, out) == (130, "")
 

@@ -21,9 +21,8 @@ from rich.console import Console
 from scipy.io import loadmat, savemat
 
 from rkr import cli
-from rkr.data.features import Options, Summary, choose_progress, extract, matfile, three_numbers
+from rkr.data.features import Options, Summary, extract, matfile, progress, three_numbers
 from rkr.data.features.network import Extractor
-from rkr.data.features.progress import Bar, Lines
 from rkr.data.xlsa17 import load_xlsa17
 from rkr.errors import FileError, RkrError, UsageError
 
@@ -447,13 +446,13 @@ def test_the_command_is_killed_then_stopped_then_ends(images: Path, here: Path, 
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate()
     assert (process.returncode, stderr) == (130, "")
-    assert stdout == "goes on after 8 of 21 images\nThe same command goes on from here.\n"
+    assert stdout == "resuming after 8 of 21 images\nInterrupted. Run the same command to resume.\n"
     assert not out.exists()
 
     process = python_m_rkr(here, *words)
     stdout, stderr = process.communicate()
     assert (process.returncode, stderr) == (0, "")
-    assert stdout == f"goes on after 16 of 21 images\n{out}: 21 images of 3 classes, 5 features each\n"
+    assert stdout == f"resuming after 16 of 21 images\n{out}: 21 images of 3 classes, 5 features each\n"
     assert content(tmp_path) == {"features.mat": whole}
 
 
@@ -694,22 +693,23 @@ def test_three_numbers() -> None:
 
 
 def test_lines() -> None:
-    times = iter((0.0, 5.0, 10.0, 15.0, 20.0, 30.0))
+    """In a pipe: where the work starts, then a line at most every 10 seconds, without escape codes."""
+    now = 0.0
     stream = io.StringIO()
-    with Lines(stream, clock=lambda: next(times)) as watch:
-        for done in (100, 150, 200, 250, 300, 1000):
+    with progress(Console(file=stream), clock=lambda: now) as watch:
+        for now, done in ((0.0, 100), (5.0, 150), (10.0, 200), (15.0, 250), (20.0, 300), (30.0, 1000)):  # noqa: B007
             watch(done, 1000)
     assert stream.getvalue().splitlines() == [
-        "goes on after 100 of 1000 images",
+        "resuming after 100 of 1000 images",
         "200 of 1000 images, 0:01:20 left",
         "300 of 1000 images, 0:01:10 left",
     ]
-    assert isinstance(choose_progress(stream), Lines)
 
 
 def test_bar() -> None:
     stream = io.StringIO()
-    with Bar(Console(file=stream, force_terminal=True, width=80)) as watch:
+    with progress(Console(file=stream, force_terminal=True, force_interactive=True, width=80)) as watch:
         watch(16, 21)
         watch(21, 21)
     assert "21/21" in stream.getvalue()
+    assert "resuming" not in stream.getvalue()

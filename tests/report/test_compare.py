@@ -176,7 +176,7 @@ def test_the_command(toy):
     shown = rkr(str(toy))
     assert shown.returncode == 0
     assert "+17.50 ± 31.77" in shown.stdout
-    assert shown.stderr == f"left out: {toy}/si/A: not finished: 1 of 2 tasks\n"
+    assert shown.stderr == f"skipped: {toy}/si/A: not finished: 1 of 2 tasks\n"
     assert json.loads(rkr(str(toy), "--json").stdout)["methods"][1]["method"] == "rkr"
     refused = rkr(str(toy / "ewc"))
     assert (refused.returncode, refused.stdout) == (2, "")

@@ -505,7 +505,7 @@ def test_what_fails_is_left_out(run_folder: Runs, tmp_path: Path, monkeypatch: p
     done = CliRunner().invoke(app, ["report", str(tmp_path / "runs"), "--out", str(tmp_path / "out")])
     assert done.exit_code == 0
     for what in ("figures/good-during_after", "figures/bad-during_after", "tables/good-tasks", "tables/bad-tasks"):
-        assert f"left out: {tmp_path / 'out' / what}: ZeroDivisionError: by nothing" in done.output
+        assert f"skipped: {tmp_path / 'out' / what}: ZeroDivisionError: by nothing" in done.output
     assert "bad cannot be shown: ZeroDivisionError: by nothing" in done.output
     page = Page((tmp_path / "out" / "index.html").read_text())
     assert [recipe["name"] for recipe in page.data["recipes"]] == ["good"]

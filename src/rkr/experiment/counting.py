@@ -119,3 +119,34 @@ def count(
         for number in range(1, tasks + 1):
             model.add_task(f"task {number}", classes=None if head is None else classes // tasks)
     return model.cost(shape)
+
+
+def count_named(
+    network: str,
+    method: str,
+    tasks: int,
+    rank: int | None = None,
+    classes: int | None = None,
+    stem: str | None = None,
+    shape: tuple[int, ...] | None = None,
+) -> Cost | Capacities:
+    """The cost of a method's tasks on a network by name. `shape` is that of an image, or (number of features,)."""
+    from rkr.experiment.recipes.known import network_arguments
+    from rkr.experiment.recipes.settings import NetworkSettings
+
+    arguments: dict[str, Any] = {
+        key: value for key, value in (("classes", classes), ("stem", stem)) if value is not None
+    }
+    if shape is not None and len(shape) == 1 and "in_features" in network_arguments(network):
+        arguments["in_features"] = shape[0]
+    settings = NetworkSettings.checked({"name": network, **arguments})
+    head = settings.head if isinstance(getattr(settings.build(), settings.head, None), nn.Linear) else None
+    return count(method, settings.build, head, tasks, rank, shape)
+
+
+def as_json(found: Cost | Capacities) -> dict[str, Any]:
+    """The result of `count` as plain values."""
+    if isinstance(found, Capacities):
+        return found.as_json()
+    totals = {"percent": found.percent, "total_percent": found.total_percent, "total_bytes": found.total_bytes}
+    return {**totals, **asdict(found)}

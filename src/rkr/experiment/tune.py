@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -191,6 +191,27 @@ def at_an_edge(search: Tuning, found: Mapping[str, float], diverged: Sequence[st
         if numbers and len(values) > 1 and chosen in ({min(values)}, {max(values)}):
             edges.append(option)
     return edges
+
+
+def outcome_json(search: Tuning, found: Mapping[str, float], diverged: Sequence[str]) -> dict[str, Any]:
+    """The outcome of a search as an event."""
+    best = search.points[next(iter(found))]
+    return {"event": "tuned", "method": search.method, "chosen": best, "tried": found, "diverged": diverged}
+
+
+def outcome_lines(
+    search: Tuning, plan: Plan, found: Mapping[str, float], diverged: Sequence[str], chosen: str
+) -> Iterator[str]:
+    """The outcome of a search as text; `chosen` comes from `write_chosen`."""
+    yield from (f"{name}: {value:.2f} %" for name, value in found.items())
+    yield from (f"{name}: training diverged" for name in diverged)
+    yield f"chosen: {chosen} (recipe section written to {search.chosen(plan)})"
+    if equal := as_good(found):
+        yield f"equally good: {', '.join(equal)}. The first value tried was chosen."
+    if not any(found.values()):
+        yield "All results are 0, so nothing can be chosen. Train for more epochs or on more samples."
+    for option in at_an_edge(search, found, diverged):
+        yield f"{option}: the best value is at the edge of the grid. Try values beyond it with --grid."
 
 
 def parsed_grid(words: Sequence[str]) -> Grid | None:

@@ -1,0 +1,168 @@
+"""`rkr run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rkr.cli import complete
+from rkr.cli.console import RANK, console, watched
+from rkr.cli.options import (
+    OUTPUT,
+    RESOURCES,
+    SCHEDULE,
+    WHAT,
+    Data,
+    Epochs,
+    Json,
+    Limit,
+    Out,
+    RecipeNames,
+    Threads,
+    Workers,
+    comma_separated,
+)
+
+if TYPE_CHECKING:
+    from rkr.experiment.plan import Plan
+    from rkr.experiment.runner import How
+
+EXAMPLES = (
+    "rkr run cifar100-lenet --method rkr,finetune --epochs 20",
+    "rkr run gzsl --method rkr --seeds 5 --workers 2",
+    "torchrun --nproc-per-node 4 -m rkr run imagenet-resnet18",
+)
+
+
+def run(
+    recipes: RecipeNames,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="Methods, separated by commas (default: those of the recipe).",
+            autocompletion=complete.methods,
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
+    orders: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of task orders (default: 1, or all orders that the paper reports one by one).",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
+    order: Annotated[
+        str | None,
+        typer.Option(
+            help="Task orders, separated by commas: seeds, A to E, fixed, or a first dataset such as first-CUB.",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Number of seeds, from 0 (default: 1).", rich_help_panel=WHAT)
+    ] = None,
+    seed: Annotated[
+        str | None,
+        typer.Option(
+            help="Seeds of initial weights and batches, separated by commas (default: the recipe's).",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
+    validation: Annotated[
+        bool,
+        typer.Option(
+            "--validation", help="Test on the validation split instead of the test split.", rich_help_panel=WHAT
+        ),
+    ] = False,
+    epochs: Epochs = None,
+    limit: Limit = None,
+    save_minutes: Annotated[
+        float,
+        typer.Option(help="Minutes between checkpoints. One is also saved after each task.", rich_help_panel=SCHEDULE),
+    ] = 5.0,
+    data: Data = None,
+    out: Out = Path("runs"),
+    workers: Workers = 1,
+    threads: Threads = None,
+    accelerator: Annotated[
+        str, typer.Option(help="Device: auto, cpu, cuda or mps.", rich_help_panel=RESOURCES)
+    ] = "auto",
+    precision: Annotated[
+        str | None, typer.Option(help="32-true (default) or bf16-mixed.", rich_help_panel=RESOURCES)
+    ] = None,
+    tensorboard: Annotated[
+        bool,
+        typer.Option("--tensorboard", help="Write TensorBoard event files to the run folders.", rich_help_panel=OUTPUT),
+    ] = False,
+    figures: Annotated[
+        bool, typer.Option(help="Write figures of all runs of the recipe.", rich_help_panel=OUTPUT)
+    ] = True,
+    helper: Annotated[bool, typer.Option("--helper", hidden=True)] = False,
+    json_: Json = False,
+) -> None:
+    """Train and test methods on the tasks of recipes. Run the command again to resume."""
+    from rkr.experiment.machine import avoid_broken_amx
+
+    if precision == "bf16-mixed":
+        avoid_broken_amx()  # before torch computes anything: recipes are checked by running their networks
+    from rkr.experiment.plan import Plan, choose_orders, choose_seeds
+    from rkr.experiment.recipes import load_recipe
+    from rkr.experiment.runner import How
+
+    plans = []
+    for recipe in recipes:
+        loaded = load_recipe(recipe)
+        loaded = loaded.on_validation() if validation else loaded
+        methods = tuple(loaded.methods) if method is None else comma_separated(method)
+        chosen = choose_orders(loaded, orders, () if order is None else comma_separated(order))
+        drawn = choose_seeds(loaded, seeds, () if seed is None else comma_separated(seed))
+        plans.append(Plan(loaded, recipe, methods, chosen, out, epochs, drawn, limit, data, validation))
+    how = How(workers, threads, accelerator, precision, save_minutes, tensorboard)
+    for plan in plans:
+        if helper:
+            _help(plan, how)
+        else:
+            run_and_show(plan, how, json_, figures=figures, more=plan is not plans[-1])
+
+
+def run_and_show(
+    plan: Plan, how: How, json_: bool, matrices: bool = False, figures: bool = True, more: bool = False
+) -> None:
+    """Run a plan and print its results; with `more`, other plans follow it."""
+    from rkr.experiment.folder import RunFolder
+    from rkr.experiment.loop import Diverged
+    from rkr.experiment.runner import run_plan
+
+    diverged: Diverged | None = None
+    try:
+        watched(json_, lambda watch: run_plan(plan, how, watch, more))
+    except Diverged as error:  # all other runs are complete
+        diverged = error
+    jobs = [job for job in plan.jobs if diverged is None or RunFolder(plan.folder(job)).finished]
+    if jobs and not RANK:
+        from rkr.report.outcome import Outcome, draw
+
+        outcome = Outcome(plan, jobs)
+        drawn = draw(plan.root) if figures else None
+        if json_:
+            print(*outcome.json_lines(), sep="\n")
+        else:
+            screen = console()
+            for table in outcome.tables(screen.width, matrices):
+                screen.print(table)
+            print(*outcome.lines(drawn), sep="\n")
+    if diverged is not None:
+        raise diverged
+
+
+def _help(plan: Plan, how: How) -> None:
+    """Train the candidates that the process of a run asks for on the standard input."""
+    from rkr.experiment.runner import help_run
+    from rkr.experiment.workers import DONE, asked_lines
+
+    def answer() -> None:
+        print(DONE, flush=True)
+
+    watched(True, lambda watch: help_run(plan, how, watch, asked_lines(), answer))
