@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import HERE, Process, Server
+from forked import HERE, Process, Server
 from small_candidates import Trials, execute, make_experiment
 from small_runs import FOREVER, Net, few_digits, make_stream, outcome
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Server
+from forked import Server
 from small_runs import outcome
 
 from rkr.errors import FileError, RkrError, UsageError

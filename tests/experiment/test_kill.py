@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Process, Server
+from forked import Process, Server
 from small_runs import execute, few_digits, outcome
 
 from rkr.experiment.events import Event, Finished

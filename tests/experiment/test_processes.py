@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import HERE, Server
+from forked import HERE, Server
 from safetensors.torch import load_file
 from small_runs import outcome
 from torch import nn

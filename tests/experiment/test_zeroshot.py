@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Server
+from forked import Server
 from safetensors.torch import load_file
 from sklearn.kernel_ridge import KernelRidge  # type: ignore[import-untyped]
 from sklearn.metrics import recall_score  # type: ignore[import-untyped]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Server
+from forked import Server
 from safetensors.torch import load_file, save_file
 from scipy.io import loadmat, savemat  # type: ignore[import-untyped]
 from small_zeroshot import outcome

@@ -62,6 +62,8 @@ class ClassifierOptions:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> ClassifierOptions:
         """From plain values; UsageError for a name that is none of these."""
+        if not isinstance(values, dict):
+            raise UsageError(f"classifier must be a table of options, not {values!r}")
         known = {f.name for f in fields(cls)}
         unknown = sorted(set(values) - known)
         if unknown:
