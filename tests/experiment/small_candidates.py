@@ -34,7 +34,7 @@ class Trials(OneNetwork):
         head: Its classification layer.
         tries: Rounds of each task; tasks beyond have none.
         wild: Which candidates (round, place) diverge; "all" of them.
-        equal: Whether all are worth the same.
+        equal: Whether all have the same score.
         share: As `holds_out`.
     """
 
@@ -73,8 +73,8 @@ class Trials(OneNetwork):
     def propose(self, number: int) -> list[Any]:
         self.note("propose", number)
         widths = (torch.randint(2, 9, (3,)) + self.policy.abs().long()).tolist()  # of the policy and of chance
-        wild = [self.wild == "all" or [number, place] in [list(spot) for spot in self.wild] for place in range(3)]
-        self.policy += 0.25  # a state between propose and judge
+        wild = [self.wild == "all" or [number, place] in [list(pair) for pair in self.wild] for place in range(3)]
+        self.policy += 0.25  # a state between propose and observe
         return [
             {"width": w, "scale": 1e30 if far else 0.5, "spot": (number, place)}
             for place, (w, far) in enumerate(zip(widths, wild, strict=True))
@@ -90,13 +90,13 @@ class Trials(OneNetwork):
         self.get_buffer(f"width{number}").fill_(candidate["width"])
         self.scale = candidate["scale"]
 
-    def worth(self, candidate: Any, accuracy: float) -> float:
-        self.note("worth", (candidate["spot"], accuracy))
+    def score(self, candidate: Any, accuracy: float) -> float:
+        self.note("score", (candidate["spot"], accuracy))
         return 1.0 if self.equal else accuracy - 0.001 * candidate["width"]
 
-    def judge(self, number: int, candidates: list[Any], worths: list[float]) -> None:
-        self.note("judge", (number, [c["spot"] for c in candidates], worths))
-        finite = torch.tensor(worths).nan_to_num(neginf=-1.0)
+    def observe(self, number: int, candidates: list[Any], scores: list[float]) -> None:
+        self.note("observe", (number, [c["spot"] for c in candidates], scores))
+        finite = torch.tensor(scores).nan_to_num(neginf=-1.0)
         self.policy += finite + torch.rand(3)
 
     def phases(self) -> Sequence[Phase]:

@@ -27,7 +27,7 @@ from rkr.errors import RkrError, UsageError
 from rkr.experiment import runner
 from rkr.experiment.candidates import Candidate, Tried, best_of, read_trained
 from rkr.experiment.events import CandidateEnd, EpochEnd, Event, Progress, Started, Stopped, TaskEnd
-from rkr.experiment.loop import Spot
+from rkr.experiment.loop import CandidateKey
 from rkr.experiment.plan import Plan
 from rkr.experiment.processes import make_fabric
 from rkr.experiment.recipes import load_recipe
@@ -67,7 +67,7 @@ def test_the_order_of_hooks(tmp_path: Path) -> None:
     """The learner itself proposes and judges, each candidate is trained on a learner of its own."""
     run_of(tmp_path, make_experiment(tasks=1))
     calls = [(name, hook) for name, hook, _ in Trials.log]
-    places = ["propose", *["worth"] * 3, "judge"]
+    places = ["propose", *["score"] * 3, "observe"]
     own = [hook for name, hook in calls if name == 1]
     tested = ["predict"] * 2  # told the task, and not
     assert own == ["begin", *places, *places, "adopt", "end", *tested]
@@ -77,9 +77,9 @@ def test_the_order_of_hooks(tmp_path: Path) -> None:
         assert [hook for learner, hook in calls if learner == name] == ["begin", "adopt", *phases, "predict"]
     firsts = [calls.index((name, "begin")) for name in range(2, 8)]
     assert firsts == sorted(firsts)
-    assert firsts[2] < calls.index((1, "judge")) < firsts[3]  # a round is judged before the next begins
-    spots = [argument["spot"] for _, hook, argument in Trials.log if hook == "adopt"]
-    assert spots[:6] == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
+    assert firsts[2] < calls.index((1, "observe")) < firsts[3]  # a round is judged before the next begins
+    keys = [argument["spot"] for _, hook, argument in Trials.log if hook == "adopt"]
+    assert keys[:6] == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
 
 
 def test_the_best_wins(tmp_path: Path) -> None:
@@ -92,9 +92,9 @@ def test_the_best_wins(tmp_path: Path) -> None:
     for number in (1, 3):
         of_task = [line for line in tried if line["number"] == number]
         for line in of_task:
-            assert line["worth"] == line["accuracy"] - 0.001 * line["candidate"]["width"]
+            assert line["score"] == line["accuracy"] - 0.001 * line["candidate"]["width"]
             assert line["candidate"]["spot"] == [line["round"], line["index"]]
-        best = max(of_task, key=lambda line: line["worth"])  # the first of equals
+        best = max(of_task, key=lambda line: line["score"])  # the first of equals
         assert tasks[number - 1]["notes"]["width"] == best["candidate"]["width"]
         adopted = [argument for name, hook, argument in Trials.log if (name, hook) == (1, "adopt")]
         assert adopted[number // 2] == best["candidate"]
@@ -103,7 +103,7 @@ def test_the_best_wins(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("worths", "best"),
+    ("scores", "best"),
     [
         ([[1.0, 1.0], [1.0]], (0, 0)),
         ([[0.5, 0.7], [0.7]], (0, 1)),
@@ -113,8 +113,8 @@ def test_the_best_wins(tmp_path: Path) -> None:
         ([], None),
     ],
 )
-def test_the_first_of_equals(worths: list[list[float]], best: tuple[int, int] | None) -> None:
-    tried = [Tried(r, i, None, 0.5, w, 1.0) for r, row in enumerate(worths) for i, w in enumerate(row)]
+def test_the_first_of_equals(scores: list[list[float]], best: tuple[int, int] | None) -> None:
+    tried = [Tried(r, i, None, 0.5, w, 1.0) for r, row in enumerate(scores) for i, w in enumerate(row)]
     found = best_of(tried)
     assert (None if found is None else (found.round, found.index)) == best
 
@@ -122,7 +122,7 @@ def test_the_first_of_equals(worths: list[list[float]], best: tuple[int, int] | 
 def test_equal_ones(tmp_path: Path) -> None:
     run_of(tmp_path, make_experiment(tasks=1, options={"equal": True}))
     tried = lines(tmp_path, "candidate")
-    assert {line["worth"] for line in tried} == {1.0}
+    assert {line["score"] for line in tried} == {1.0}
     assert Trials.log[-4][1:] == ("adopt", tried[0]["candidate"])
 
 
@@ -131,23 +131,23 @@ def test_a_candidate_is_what_a_loop_by_hand_makes(tmp_path: Path) -> None:
     experiment = make_experiment(tasks=1)
     run = run_of(tmp_path, experiment)
     tried = lines(tmp_path, "candidate")
-    best = max(tried, key=lambda line: line["worth"])
-    spot = (best["round"], best["index"])
+    best = max(tried, key=lambda line: line["score"])
+    key = (best["round"], best["index"])
     torch.manual_seed(derived(0, "learner"))
     learner: Any = Trials(lambda: Net().to(memory_format=torch.channels_last), "fc")
     torch.manual_seed(derived(0, "task", 0))
     learner.begin(run._learner.seen[0])
-    torch.manual_seed(derived(0, "adopt", 0, *spot))
+    torch.manual_seed(derived(0, "adopt", 0, *key))
     learner.adopt(best["candidate"])
     training = experiment.stream.tasks[0].training
     order = torch.randperm(19, generator=torch.Generator().manual_seed(derived(0, "held out", 0)))
     held, rest = order[:5].sort().values, order[5:].sort().values
     normal: dict[str, Any] = {"mean": experiment.stream.mean, "std": experiment.stream.std}
     for number, (epochs, rates) in enumerate([(1, [0.1]), (2, [0.05, 0.005])]):
-        torch.manual_seed(derived(0, "phase", 0, number, "candidate", *spot))
+        torch.manual_seed(derived(0, "phase", 0, number, "candidate", *key))
         learner.prepare(learner.phases()[number], lambda: iter(()))
         optimizer = torch.optim.SGD(learner.groups(), lr=0.1, momentum=0.9, weight_decay=5e-4)
-        seed = derived(0, "batches", 0, number, "candidate", *spot)
+        seed = derived(0, "batches", 0, number, "candidate", *key)
         batches = Batches(training.train.take(rest), 8, seed, experiment.augment, **normal)
         learner.train()
         for epoch in range(epochs):
@@ -159,7 +159,7 @@ def test_a_candidate_is_what_a_loop_by_hand_makes(tmp_path: Path) -> None:
                 optimizer.step()
     learner.eval()
     found, wanted = run._learner.state_dict(), learner.state_dict()
-    compared = [key for key in wanted if key not in ("policy", "memory0")]  # of judge and end
+    compared = [key for key in wanted if key not in ("policy", "memory0")]  # of observe and end
     assert len(compared) > 20
     for key in compared:
         assert torch.equal(found[key], wanted[key]), key
@@ -168,11 +168,11 @@ def test_a_candidate_is_what_a_loop_by_hand_makes(tmp_path: Path) -> None:
     with torch.no_grad():
         assert best["accuracy"] == int((learner.predict(x, 0).argmax(1) == y).sum()) / 5
     policy = torch.zeros(3)
-    for at in (0, 1)[: best["round"] + 1]:  # what judge has taught until the winner began: its state holds that
+    for at in (0, 1)[: best["round"] + 1]:  # what observe has taught until the winner began: its state holds that
         policy += 0.25
         if at < best["round"]:
             torch.manual_seed(derived(0, "judge", 0, at))
-            policy += torch.tensor([line["worth"] for line in tried if line["round"] == at]) + torch.rand(3)
+            policy += torch.tensor([line["score"] for line in tried if line["round"] == at]) + torch.rand(3)
     assert torch.equal(run._learner.policy, policy)
 
 
@@ -188,7 +188,7 @@ def test_the_epochs_of_the_winner_are_those_of_the_task(tmp_path: Path) -> None:
     ) + ["epoch"] * 3 + ["task", "end"]
     own = [event for event in events if isinstance(event, EpochEnd) and event.candidate is None]
     assert [(event.loss, event.lr) for event in own] == [(line["loss"], line["lr"]) for line in epochs]
-    best = {line["number"]: line for line in sorted(lines(tmp_path, "candidate"), key=lambda line: line["worth"])}
+    best = {line["number"]: line for line in sorted(lines(tmp_path, "candidate"), key=lambda line: line["score"])}
     for number in (1, 3):
         of_winner = [
             event.loss
@@ -208,8 +208,8 @@ def test_what_is_told_and_recorded(tmp_path: Path) -> None:
     assert [(e.number, e.task, e.round, e.candidate) for e in ends] == [
         (number, f"task {number - 1}", (at, 2), (place, 3)) for number in (1, 3) for at in (1, 2) for place in (1, 2, 3)
     ]
-    assert [(e.accuracy, e.worth) for e in ends] == [
-        (line["accuracy"], line["worth"]) for line in lines(tmp_path, "candidate")
+    assert [(e.accuracy, e.score) for e in ends] == [
+        (line["accuracy"], line["score"]) for line in lines(tmp_path, "candidate")
     ]
     shown = [event.done for event in events if isinstance(event, Progress)]
     assert shown == sorted(shown)
@@ -321,12 +321,12 @@ def test_one_that_diverges_is_worth_nothing(tmp_path: Path) -> None:
     events: list[Event] = []
     assert execute(tmp_path, events.append, tasks=1, options={"wild": [[0, 0], [1, 1]]})
     tried = lines(tmp_path, "candidate")
-    assert [line["worth"] is None for line in tried] == [True, False, False, False, True, False]
-    assert [line["accuracy"] is None for line in tried] == [line["worth"] is None for line in tried]
-    worths = [argument[2] for _, hook, argument in Trials.log if hook == "judge"]
-    assert [[math.isinf(worth) for worth in row] for row in worths] == [[True, False, False], [False, True, False]]
-    assert worths[0][0] == -math.inf
-    assert [e.worth for e in events if isinstance(e, CandidateEnd)] == [line["worth"] for line in tried]
+    assert [line["score"] is None for line in tried] == [True, False, False, False, True, False]
+    assert [line["accuracy"] is None for line in tried] == [line["score"] is None for line in tried]
+    scores = [argument[2] for _, hook, argument in Trials.log if hook == "observe"]
+    assert [[math.isinf(score) for score in row] for row in scores] == [[True, False, False], [False, True, False]]
+    assert scores[0][0] == -math.inf
+    assert [e.score for e in events if isinstance(e, CandidateEnd)] == [line["score"] for line in tried]
     assert all(e.seconds > 0 for e in events if isinstance(e, CandidateEnd))
 
 
@@ -347,7 +347,7 @@ def test_a_round_in_which_all_diverge(tmp_path: Path) -> None:
 
 def test_no_candidates_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Trials, "propose", lambda self, number: [])
-    monkeypatch.setattr(Trials, "judge", lambda *arguments: None)
+    monkeypatch.setattr(Trials, "observe", lambda *arguments: None)
     with pytest.raises(RkrError, match=r"'task 0'.* no candidate"):
         execute(tmp_path)
 
@@ -443,8 +443,8 @@ CALLS = {
     "propose": 2,
     "adopt": 7,
     "prepare": 12,
-    "worth": 6,
-    "judge": 2,
+    "score": 6,
+    "observe": 2,
     "predict": 6,
     "end": 1,
 }
@@ -484,7 +484,7 @@ def test_the_files_of_a_round(tmp_path: Path) -> None:
     best = best_of(tried)
     assert best is not None
     files = {path.name for path in (tmp_path / "candidates").glob("*.safetensors")}
-    assert files == {Spot(0, 0, best.index).file, "1-2-1.safetensors", "1-2-2.safetensors"}
+    assert files == {CandidateKey(0, 0, best.index).file, "1-2-1.safetensors", "1-2-2.safetensors"}
     assert read_trained(tmp_path / "candidates" / "1-2-1.safetensors") is not None
     assert read_trained(tmp_path / "candidates" / "1-2-2.safetensors") is None
     (tmp_path / "candidates" / ".rkr-0123456789abcdef.tmp").write_bytes(b"half")
@@ -654,7 +654,7 @@ def test_one_whose_listener_is_gone_saves(tmp_path: Path) -> None:
     over = threading.Event()
 
     def lines() -> Iterator[str]:
-        yield json.dumps(Spot(0, 0, 1))
+        yield json.dumps(CandidateKey(0, 0, 1))
         over.wait(30)
 
     def watch(event: Event) -> None:
@@ -781,6 +781,6 @@ def test_candidates_know_no_test(tmp_path: Path) -> None:
     """What trains a candidate has no evaluator."""
     assert not StoppedAt(tmp_path, 2).execute()
     run = Run(make_experiment(), tmp_path, make_fabric("cpu"))
-    made = run._candidate(Spot(0, 0, 0), lambda event: None)
+    made = run._candidate(CandidateKey(0, 0, 0), lambda event: None)
     assert isinstance(made, Candidate)
     assert not hasattr(made, "_evaluator")

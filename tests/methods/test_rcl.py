@@ -274,7 +274,7 @@ def test_each_task_has_a_new_controller() -> None:
     learner = begun()
     first = learner.controller
     assert first is not None
-    learner.judge(0, learner.propose(0), [0.5, 0.6])
+    learner.observe(0, learner.propose(0), [0.5, 0.6])
     learner.begin(tasks()[2])
     assert learner.controller is not None
     assert learner.controller is not first
@@ -285,11 +285,11 @@ def test_each_task_has_a_new_controller() -> None:
 def test_worth_is_accuracy_less_a_penalty_on_new_units() -> None:
     learner = begun(unit=0.05, penalty=0.001)
     assert learner.units([1, 3, 29]) == {"conv1": 1, "conv2": 5, "fc1": 186}  # 0.8, 4.8 and 185.6
-    assert learner.worth([1, 3, 29], 0.75) == pytest.approx(0.75 - 0.001 * 192)
-    assert learner.worth([0, 0, 0], 0.75) == 0.75
+    assert learner.score([1, 3, 29], 0.75) == pytest.approx(0.75 - 0.001 * 192)
+    assert learner.score([0, 0, 0], 0.75) == 0.75
     learner = begun(unit="absolute")
     assert learner.units([1, 3, 29]) == {"conv1": 1, "conv2": 3, "fc1": 29}
-    assert learner.worth([1, 3, 29], 0.75) == pytest.approx(0.75 - 1e-4 * 33)
+    assert learner.score([1, 3, 29], 0.75) == pytest.approx(0.75 - 1e-4 * 33)
 
 
 def test_judging_makes_one_step_and_what_diverged_has_no_accuracy() -> None:
@@ -297,8 +297,8 @@ def test_judging_makes_one_step_and_what_diverged_has_no_accuracy() -> None:
     other = copy.deepcopy(learner)
     candidates = learner.propose(0)
     before = {k: v for k, v in state_of(learner).items() if not k.startswith("controller")}
-    learner.judge(0, candidates, [-math.inf, 0.6])
-    other.judge(0, candidates, [other.worth(candidates[0], 0.0), 0.6])
+    learner.observe(0, candidates, [-math.inf, 0.6])
+    other.observe(0, candidates, [other.score(candidates[0], 0.0), 0.6])
     assert learner.controller is not None
     assert int(learner.controller.steps) == 1
     for (k, a), (_, b) in zip(learner.state_dict().items(), other.state_dict().items(), strict=True):
@@ -317,7 +317,7 @@ def test_rounds_go_on_from_a_state(done: int) -> None:
         if number == done:
             break
         history.append(learner.propose(number))
-        learner.judge(number, history[-1], [learner.worth(c, sum(c) / 100) for c in history[-1]])
+        learner.observe(number, history[-1], [learner.score(c, sum(c) / 100) for c in history[-1]])
     other = built(5, trials=6, parallel=2)
     for task in tasks()[:2]:
         other.begin(task)
@@ -326,7 +326,7 @@ def test_rounds_go_on_from_a_state(done: int) -> None:
         proposed = learner.propose(number)
         assert other.propose(number) == proposed
         for each in (learner, other):
-            each.judge(number, proposed, [each.worth(c, sum(c) / 100) for c in proposed])
+            each.observe(number, proposed, [each.score(c, sum(c) / 100) for c in proposed])
     for (k, a), (_, b) in zip(learner.state_dict().items(), other.state_dict().items(), strict=True):
         assert torch.equal(a, b), k
 
@@ -346,7 +346,7 @@ def test_a_candidate_on_a_learner_of_its_own_and_its_state_taken_back() -> None:
             fresh.adopt(candidate)
             train(fresh)
             winner = fresh, candidate
-        learner.judge(number, candidates, [0.5, 0.4])
+        learner.observe(number, candidates, [0.5, 0.4])
     assert winner is not None
     learner.adopt(winner[1])
     learner.load_state_dict(winner[0].state_dict())
@@ -608,8 +608,8 @@ def test_a_run_with_its_trials(tmp_path: Path) -> None:
     for number in (2, 3):
         of_task = [line for line in tried if line["number"] == number]
         for line in of_task:
-            assert line["worth"] == learner.worth(line["candidate"], line["accuracy"])
-        best = max(of_task, key=lambda line: line["worth"])
+            assert line["score"] == learner.score(line["candidate"], line["accuracy"])
+        best = max(of_task, key=lambda line: line["score"])
         assert done[number - 1]["notes"] == {"units": learner.units(best["candidate"])}
     parts, stops = tmp_path / "parts", 0
     while True:

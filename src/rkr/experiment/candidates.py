@@ -21,7 +21,7 @@ from rkr.errors import FileError, RkrError
 from rkr.experiment.evaluate import BATCH, held_out_accuracy
 from rkr.experiment.events import Event, Watch
 from rkr.experiment.folder import RunFolder
-from rkr.experiment.loop import Diverged, Loop, Spot
+from rkr.experiment.loop import CandidateKey, Diverged, Loop
 from rkr.experiment.samples import derived, held_out
 from rkr.experiment.spec import Experiment
 from rkr.experiment.state import load_state, save_state
@@ -50,13 +50,13 @@ class Trained:
 
 @dataclass(frozen=True)
 class Tried:
-    """A candidate that was trained, and what it is worth."""
+    """A candidate that was trained, and its score."""
 
     round: int
     index: int
     candidate: Any
     accuracy: float | None  # on the held-out samples; None: its training diverged
-    worth: float  # -inf: its training diverged
+    score: float  # -inf: its training diverged
     seconds: float
 
 
@@ -64,12 +64,12 @@ class Crew(Protocol):
     """Others that train candidates for a run."""
 
     def train(
-        self, spots: Sequence[Spot], told: Callable[[Spot, Event], None], asked: Callable[[], bool]
-    ) -> Iterator[Spot]:
+        self, keys: Sequence[CandidateKey], told: Callable[[CandidateKey, Event], None], asked: Callable[[], bool]
+    ) -> Iterator[CandidateKey]:
         """Train them all, several at once, and yield each one that is done.
 
         Args:
-            spots: Which.
+            keys: Which.
             told: Gets their events, from any thread.
             asked: Whether to stop, which is to end with `Interrupted` when all states are saved.
         """
@@ -84,10 +84,10 @@ def read_trained(path: Path) -> Trained | None:
 
 
 def best_of(tried: Sequence[Tried]) -> Tried | None:
-    """The one that is worth most, the first of equals; None if all training diverged."""
+    """The candidate with the highest score, the first of equals; None if all of them diverged."""
     best = None
     for one in tried:
-        if one.worth > (float("-inf") if best is None else best.worth):
+        if one.score > (float("-inf") if best is None else best.score):
             best = one
     return best
 
@@ -100,16 +100,16 @@ class Candidate(Loop):
         experiment: Experiment,
         folder: RunFolder,
         fabric: Fabric,
-        spot: Spot,
+        key: CandidateKey,
         watch: Watch,
         save_minutes: float,
         decode_workers: int | None,
         asked: Callable[[], bool],
     ) -> None:
         super().__init__(experiment, folder, fabric, watch, save_minutes, decode_workers)
-        self._spot, self._ask = spot, asked
-        self._words = ("candidate", spot.round, spot.place)
-        self._path = folder.candidates / spot.file
+        self._key, self._ask = key, asked
+        self._words = ("candidate", key.round, key.place)
+        self._path = folder.candidates / key.file
         self._lines: list[dict[str, Any]] = []
 
     def train(self) -> None:
@@ -121,16 +121,16 @@ class Candidate(Loop):
             self.fabric.barrier()
 
     def _train(self, state: dict[str, Any] | None) -> None:
-        spot, run = self._spot, self.folder.state()
+        key, run = self._key, self.folder.state()
         proposed, rounds = run["round"]["candidates"], run["round"]["rounds"]
-        self._mark = {"round": (spot.round + 1, rounds), "candidate": (spot.place + 1, len(proposed))}
-        self._at.number = spot.number
+        self._mark = {"round": (key.round + 1, rounds), "candidate": (key.place + 1, len(proposed))}
+        self._at.number = key.number
         self._build(run["begun"])
         self._learner.load_state_dict(run["learner"])
-        training = self.experiment.stream.tasks[spot.number].training
-        seed = derived(self.experiment.seed, "held out", spot.number)  # the same for all candidates of the task
+        training = self.experiment.stream.tasks[key.number].training
+        seed = derived(self.experiment.seed, "held out", key.number)  # the same for all candidates of the task
         samples, self._kept_back = held_out(training, self._learner.holds_out, seed)
-        self._adopt(spot, proposed[spot.place])
+        self._adopt(key, proposed[key.place])
         if state is not None:
             self._restore(state)
             self._lines = state["lines"]
@@ -141,7 +141,7 @@ class Candidate(Loop):
             self._task_seconds += time.monotonic() - self._began
             self._keep({"accuracy": None, "learner": None})
             return
-        accuracy = held_out_accuracy(self._learner, self._reader()(samples, batch=BATCH), spot.number, self.fabric)
+        accuracy = held_out_accuracy(self._learner, self._reader()(samples, batch=BATCH), key.number, self.fabric)
         self._keep({"accuracy": accuracy, "learner": self._learner.state_dict()})
 
     def _keep(self, found: dict[str, Any]) -> None:

@@ -82,7 +82,7 @@ class CandidateEnd(Event):
     round: tuple[int, int]  # which (1, 2, ...) of how many
     candidate: tuple[int, int]  # which of how many in the round
     accuracy: float | None  # on the held-out samples; None: its training diverged
-    worth: float | None  # what the method makes of it: the highest of all rounds wins
+    score: float | None  # what the method makes of it: the highest of all rounds wins
     seconds: float
 
 

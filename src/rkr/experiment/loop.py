@@ -44,8 +44,8 @@ class Position:
     batch: int = 0
 
 
-class Spot(NamedTuple):
-    """Which candidate: the task, the round and the place in it, all counted from 0."""
+class CandidateKey(NamedTuple):
+    """Identifies a candidate: the task, the round and the place in the round, all counted from 0."""
 
     number: int
     round: int
@@ -247,9 +247,9 @@ class Loop:
         seen = SeenTask(number, training.name, training.class_names, start, attributes, training.unseen, scaling)
         self._learner.begin(seen)
 
-    def _adopt(self, spot: Spot, candidate: Any) -> None:
+    def _adopt(self, key: CandidateKey, candidate: Any) -> None:
         """Let the learner become a candidate, with the same draws whoever does it."""
-        self._seed("adopt", *spot)
+        self._seed("adopt", *key)
         self._learner.adopt(candidate)
 
     def _state(self, task_seconds: float) -> dict[str, Any]:

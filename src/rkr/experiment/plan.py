@@ -102,7 +102,7 @@ class Plan:
         One rule serves all methods, each in a run of its own without these classes, once for all seeds. One number for
         all would not do: how fast classifiers learn depends on how far apart the latents of a method lie.
         """
-        having = tuple(n for n in self.methods if "classifier" in self.recipe.method(n).method.learner.as_in_recipe)
+        having = tuple(n for n in self.methods if "classifier" in self.recipe.method(n).method.learner.recipe_options)
         if not self.recipe.chooses_epochs or not having:
             return None
         return dataclasses.replace(
@@ -167,7 +167,7 @@ class Plan:
             augment=augment,
             seed=training.seed,
             channels_last=training.memory_format == "channels_last",
-            agnostic=chosen.method.learner.untold,
+            agnostic=chosen.method.learner.agnostic,
             settings={**recipe.resolved(method, order), **settings},
             about=about,
         )

@@ -33,7 +33,7 @@ from rkr.experiment.events import (
     Watch,
 )
 from rkr.experiment.folder import RunFolder
-from rkr.experiment.loop import Diverged, Interrupted, Loop, Spot, be_deterministic
+from rkr.experiment.loop import CandidateKey, Diverged, Interrupted, Loop, be_deterministic
 from rkr.experiment.processes import gather, keep_freed_memory
 from rkr.experiment.signals import signals
 from rkr.experiment.spec import Experiment
@@ -78,7 +78,7 @@ class Run(Loop):
         """Train candidates for a run that another process executes. False if it was interrupted.
 
         Args:
-            lines: A `Spot` as JSON for each. Their end is the end of that process, in any way: then this one stops too.
+            lines: A `CandidateKey` as JSON for each. When they end, that process has ended, and this one stops too.
             answer: Called after each.
         """
         be_deterministic()
@@ -101,7 +101,7 @@ class Run(Loop):
         try:
             with signals(self._take_note):
                 while (line := waiting.get()) is not None:
-                    self._candidate(Spot(*json.loads(line)), tell).train()
+                    self._candidate(CandidateKey(*json.loads(line)), tell).train()
                     answer()
         except Interrupted:
             return False
@@ -266,9 +266,9 @@ class Run(Loop):
             for one in found:
                 line = {"event": "candidate", "number": number + 1, "task": learner.task.name}
                 line |= {"round": at, "index": one.index, "candidate": one.candidate}
-                self._append(self.folder.results, {**line, "accuracy": one.accuracy, "worth": _finite(one.worth)})
+                self._append(self.folder.results, {**line, "accuracy": one.accuracy, "score": _finite(one.score)})
             self._seed("judge", number, at)
-            learner.judge(at, candidates, [one.worth for one in found])
+            learner.observe(at, candidates, [one.score for one in found])
             tried += found
             resumed = None
         best = best_of(tried)
@@ -286,12 +286,12 @@ class Run(Loop):
         self._seed("propose", number, at)
         candidates = json.loads(json.dumps(self._learner.propose(at)))  # the same values as after an interruption
         if first:
-            earlier = {Spot(number, one.round, one.index).file for one in tried}
+            earlier = {CandidateKey(number, one.round, one.index).file for one in tried}
             self.folder.drop_candidates(lambda name: name in earlier)  # nothing of this round is left from before
         past = [dataclasses.asdict(one) for one in tried]
         self._save(0.0, {"number": at, "rounds": rounds, "candidates": candidates, "tried": past})
         if first:
-            kept = set() if best is None else {Spot(number, best.round, best.index).file}
+            kept = set() if best is None else {CandidateKey(number, best.round, best.index).file}
             self.folder.drop_candidates(lambda name: name in kept)
         return candidates
 
@@ -301,61 +301,61 @@ class Run(Loop):
         found: dict[int, Tried] = {}
         shares = dict.fromkeys(range(count), 0.0)  # of each candidate, how much is done
 
-        def took(spot: Spot) -> bool:
-            trained = read_trained(self.folder.candidates / spot.file)
+        def took(key: CandidateKey) -> bool:
+            trained = read_trained(self.folder.candidates / key.file)
             if trained is None:
                 return False
-            candidate, accuracy = candidates[spot.place], trained.accuracy
-            worth = -math.inf if accuracy is None else float(learner.worth(candidate, accuracy))
-            found[spot.place] = Tried(at, spot.place, candidate, accuracy, worth, trained.seconds)
-            shares[spot.place] = 1.0
+            candidate, accuracy = candidates[key.place], trained.accuracy
+            score = -math.inf if accuracy is None else float(learner.score(candidate, accuracy))
+            found[key.place] = Tried(at, key.place, candidate, accuracy, score, trained.seconds)
+            shares[key.place] = 1.0
             return True
 
         def done() -> float:
             return self._done((at + sum(shares.values()) / count) / rounds)
 
-        def told(spot: Spot, event: Event) -> None:
+        def told(key: CandidateKey, event: Event) -> None:
             if isinstance(event, Progress):
-                shares[spot.place] = event.done
+                shares[key.place] = event.done
                 event = dataclasses.replace(event, done=done(), seconds_left=self._left(done()))
             self._watch(event)
 
-        spots = [Spot(self._at.number, at, index) for index in range(count)]
-        waiting = [spot for spot in spots if not self._first_says(took(spot))]
+        keys = [CandidateKey(self._at.number, at, index) for index in range(count)]
+        waiting = [key for key in keys if not self._first_says(took(key))]
         if resumed and count:
             self._done_at_start = done()
         trains = self._one_by_one if self._crew is None else self._crew.train
         try:
-            for spot in trains(waiting, told, self._asked):
-                if took(spot):
-                    self._watch(_candidate_end(e.label, learner.task.name, spot, rounds, count, found[spot.place]))
+            for key in trains(waiting, told, self._asked):
+                if took(key):
+                    self._watch(_candidate_end(e.label, learner.task.name, key, rounds, count, found[key.place]))
         except Interrupted:
-            first = next((spot.place for spot in spots if spot.place not in found), count - 1)  # to go on with
+            first = next((key.place for key in keys if key.place not in found), count - 1)  # to go on with
             self._mark = {"round": (at + 1, rounds), "candidate": (first + 1, count)}
             raise
-        for spot in spots:
-            if spot.place not in found:
-                raise RkrError(f"{self.folder.candidates / spot.file}: cannot be seen by all processes")
+        for key in keys:
+            if key.place not in found:
+                raise RkrError(f"{self.folder.candidates / key.file}: cannot be seen by all processes")
         return [found[index] for index in range(count)]
 
     def _one_by_one(
-        self, spots: Iterable[Spot], told: Callable[[Spot, Event], None], asked: Callable[[], bool]
-    ) -> Iterator[Spot]:
-        for spot in spots:
-            self._candidate(spot, lambda event, spot=spot: told(spot, event)).train()  # type: ignore[misc]
-            yield spot
+        self, keys: Iterable[CandidateKey], told: Callable[[CandidateKey, Event], None], asked: Callable[[], bool]
+    ) -> Iterator[CandidateKey]:
+        for key in keys:
+            self._candidate(key, lambda event, key=key: told(key, event)).train()  # type: ignore[misc]
+            yield key
 
-    def _candidate(self, spot: Spot, watch: Watch) -> Candidate:
+    def _candidate(self, key: CandidateKey, watch: Watch) -> Candidate:
         how = (self._save_minutes, self._decode_workers)
-        return Candidate(self.experiment, self.folder, self.fabric, spot, watch, *how, self._asked)
+        return Candidate(self.experiment, self.folder, self.fabric, key, watch, *how, self._asked)
 
     def _become(self, best: Tried) -> None:
         """Adopt the winner and what it has learned; its epochs are those of the task."""
-        e, spot = self.experiment, Spot(self._at.number, best.round, best.index)
-        trained = read_trained(self.folder.candidates / spot.file)
+        e, key = self.experiment, CandidateKey(self._at.number, best.round, best.index)
+        trained = read_trained(self.folder.candidates / key.file)
         if trained is None or trained.learner is None:
-            raise RkrError(f"{self.folder.candidates / spot.file}: is missing: remove {self.folder.path} to start anew")
-        self._adopt(spot, best.candidate)
+            raise RkrError(f"{self.folder.candidates / key.file}: is missing: remove {self.folder.path} to start anew")
+        self._adopt(key, best.candidate)
         self._learner.load_state_dict(trained.learner)
         self._epoch_seconds = trained.epoch_seconds
         for epoch, line in enumerate(trained.lines):
@@ -414,11 +414,11 @@ class Run(Loop):
             yield
 
 
-def _candidate_end(label: str, task: str, spot: Spot, rounds: int, count: int, one: Tried) -> CandidateEnd:
-    which = ((spot.round + 1, rounds), (spot.place + 1, count))
-    return CandidateEnd(label, spot.number + 1, task, *which, one.accuracy, _finite(one.worth), one.seconds)
+def _candidate_end(label: str, task: str, key: CandidateKey, rounds: int, count: int, one: Tried) -> CandidateEnd:
+    which = ((key.round + 1, rounds), (key.place + 1, count))
+    return CandidateEnd(label, key.number + 1, task, *which, one.accuracy, _finite(one.score), one.seconds)
 
 
-def _finite(worth: float) -> float | None:
+def _finite(score: float) -> float | None:
     """JSON has no infinity: null instead."""
-    return worth if math.isfinite(worth) else None
+    return score if math.isfinite(score) else None

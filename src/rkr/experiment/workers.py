@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from rkr.experiment.events import Event, Watch
-    from rkr.experiment.loop import Spot
+    from rkr.experiment.loop import CandidateKey
 
 STOPPED = 130  # exit code of a run that was interrupted and can go on
 DONE = "done"  # what a process says after each candidate
@@ -217,7 +217,7 @@ class Pool(Generic[J]):
             raise
 
 
-class Processes(Pool["Spot"]):
+class Processes(Pool["CandidateKey"]):
     """Trains candidates of a run in processes, which start with the first of them and stay until the run is over.
 
     Args:
@@ -228,11 +228,11 @@ class Processes(Pool["Spot"]):
 
     def __init__(self, command: Sequence[str], count: int, threads: int) -> None:
         self._command = command
-        super().__init__(count, lambda spot: Worker(command, threads, asked=True), lasting=True)
+        super().__init__(count, lambda key: Worker(command, threads, asked=True), lasting=True)
 
     def train(
-        self, spots: Sequence[Spot], told: Callable[[Spot, Event], None], asked: Callable[[], bool]
-    ) -> Iterator[Spot]:
+        self, keys: Sequence[CandidateKey], told: Callable[[CandidateKey, Event], None], asked: Callable[[], bool]
+    ) -> Iterator[CandidateKey]:
         """Train candidates, and yield each one that is done; see `rkr.experiment.candidates.Crew`."""
         from rkr.experiment.loop import Interrupted
 
@@ -244,12 +244,12 @@ class Processes(Pool["Spot"]):
             over = over or asked()
             return over
 
-        for spot, code, said in self.do(spots, told, stop):
+        for key, code, said in self.do(keys, told, stop):
             if code is None:
-                yield spot
+                yield key
                 continue
             if not was_stopped(code) and not over:
-                errors.append(f"{_name(spot)}: its process {_what(code, said)}; the same command goes on")
+                errors.append(f"{_name(key)}: its process {_what(code, said)}; the same command goes on")
             over = True
         if errors:
             raise RkrError("; ".join(errors))
@@ -257,8 +257,8 @@ class Processes(Pool["Spot"]):
             raise Interrupted
 
 
-def _name(spot: Spot) -> str:
-    return f"task {spot.number + 1}, round {spot.round + 1}, candidate {spot.place + 1}"
+def _name(key: CandidateKey) -> str:
+    return f"task {key.number + 1}, round {key.round + 1}, candidate {key.place + 1}"
 
 
 def _what(code: int, said: str) -> str:

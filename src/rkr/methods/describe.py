@@ -27,7 +27,7 @@ def option_texts(method: Method) -> dict[str, tuple[object, str]]:
     for kind in (Options, *reversed(method.learner.__mro__)):
         for name, text in _entries(inspect.cleandoc(kind.__doc__ or "")).items():
             said[name] = SEE.sub(said.get(name, ""), text)
-    own = {name: value for name, value in method.options.items() if name not in method.learner.as_in_recipe}
+    own = {name: value for name, value in method.options.items() if name not in method.learner.recipe_options}
     return {name: (value, said.get(name, "")) for name, value in own.items()}
 
 

@@ -26,7 +26,7 @@ class Icarl(Rehearsing):
         bn: Batch normalisation: "shared" by all tasks, or "frozen" after the first.
     """
 
-    as_augmented = ("flip",)
+    augment_options = ("flip",)
 
     def __init__(
         self, make: MakeNetwork, head: str, *, memory: int = 2000, flip: bool = True, bn: str = "shared"

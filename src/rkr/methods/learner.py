@@ -19,8 +19,8 @@ state and adopted the candidate.
     for each task with rounds:  begin(task)
                     for each round:  propose(number)  the candidates
                         each, on a learner of its own:  adopt(candidate), then phases, epochs and batches as above
-                        worth(candidate, accuracy)    of each, from its accuracy on held-out samples
-                        judge(number, candidates, worths)
+                        score(candidate, accuracy)    of each, from its accuracy on held-out samples
+                        observe(number, candidates, scores)
                     adopt(winner)                     and its trained state is loaded
                     end(train, validation)
 
@@ -128,13 +128,13 @@ class Learner(nn.Module):
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {}
     """Options that no paper settles, and the values that `rkr tune` tries."""
 
-    as_augmented: ClassVar[Sequence[str]] = ()
+    augment_options: ClassVar[Sequence[str]] = ()
     """Options that are as in the augmentation of the recipe, unless they are set."""
 
-    as_in_recipe: ClassVar[Sequence[str]] = ()
+    recipe_options: ClassVar[Sequence[str]] = ()
     """Options that are the same for all methods, and have a section of the recipe for themselves."""
 
-    untold: ClassVar[str] = "last"
+    agnostic: ClassVar[str] = "last"
     """When to test without telling the task: after the "last" task, after "every" one, for which class-incremental
     methods are made, or "never"."""
 
@@ -205,21 +205,21 @@ class Learner(nn.Module):
     def adopt(self, candidate: Any) -> None:
         """Become a candidate: make room for it, draw its new values.
 
-        The learner is as `begin` of the task, and `propose` and `judge` of the rounds so far, have left it. The winner
-        is adopted after all rounds; then its trained state is loaded, which is its learner's whole state: what `judge`
-        has learned since that candidate began does not outlast the task.
+        The learner is in the state that `begin` of the task, and `propose` and `observe` of the rounds so far, left.
+        The winner is adopted after all rounds, and its trained state is loaded. That is the whole state of its learner:
+        anything that `observe` changed after the winner's training began is lost with the task.
         """
         raise NotImplementedError
 
-    def worth(self, candidate: Any, accuracy: float) -> float:
-        """What a trained candidate is worth, from its accuracy (0 to 1) on held-out samples, the task given.
+    def score(self, candidate: Any, accuracy: float) -> float:
+        """The score of a trained candidate, from its accuracy (0 to 1) on held-out samples with the task given.
 
         The highest of all rounds wins, the first of equals. It is asked of the learner itself, which has not adopted
-        the candidate. One whose training diverged is worth -inf without being asked.
+        the candidate. A candidate whose training diverged scores -inf.
         """
         return accuracy
 
-    def judge(self, number: int, candidates: list[Any], worths: list[float]) -> None:
+    def observe(self, number: int, candidates: list[Any], scores: list[float]) -> None:
         """Round `number` is over: learn from it how to propose."""
 
     def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:

@@ -197,14 +197,14 @@ class ReinforcedLearning(Growing):
         self.growth.grow(self.model, self.units(candidate))
         self.model.set_task(self.task.name)
 
-    def worth(self, candidate: Any, accuracy: float) -> float:
+    def score(self, candidate: Any, accuracy: float) -> float:
         """The reward: accuracy, less α for every unit that it costs."""
         return accuracy - self.penalty * sum(self.units(candidate).values())
 
-    def judge(self, number: int, candidates: list[Any], worths: list[float]) -> None:
+    def observe(self, number: int, candidates: list[Any], scores: list[float]) -> None:
         assert self.controller is not None
-        worst = [self.worth(candidate, 0.0) for candidate in candidates]  # what diverged is worth no less
-        self.controller.learn(candidates, [max(pair) for pair in zip(worths, worst, strict=True)])
+        worst = [self.score(candidate, 0.0) for candidate in candidates]  # a diverged candidate scores no less
+        self.controller.learn(candidates, [max(pair) for pair in zip(scores, worst, strict=True)])
 
     # -- training ---------------------------------------------------------------------------------------------
 

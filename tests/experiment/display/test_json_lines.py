@@ -122,7 +122,7 @@ def test_candidates() -> None:
     lines = [strict(line) for line in stream.getvalue().splitlines()]
     assert [line["event"] for line in lines] == ["progress", "epochend", "candidateend", "candidateend", "epochend"]
     assert lines[2]["candidate"] == [3, 8]
-    assert lines[3]["worth"] is None
+    assert lines[3]["score"] is None
     assert not {"round", "candidate"} & set(lines[4])
     back: list[Any] = []
     relay(stream.getvalue().splitlines(), back.append)

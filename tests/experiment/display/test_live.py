@@ -119,7 +119,7 @@ def test_candidates(clock: Any) -> None:
         seen()
         watch(CandidateEnd("run", 1, "x", (1, 2), (4, 8), 0.8125, 0.75, 61.0))
         seen()
-        assert "run: task 1/2 (x), round 1/2, candidate 4/8: held-out accuracy 81.25 %, worth 0.7500, 1:01" in (
+        assert "run: task 1/2 (x), round 1/2, candidate 4/8: held-out accuracy 81.25 %, score 0.7500, 1:01" in (
             screen(console).text
         )
         clock.now += 1

@@ -136,8 +136,8 @@ def test_candidates(clock: Any) -> None:
     watch(EpochEnd("a", 2, "y", 2, 3, 0.5, None, 0.1, 20.0))
     assert stream.getvalue().splitlines()[1:] == [
         "a: task 1/2 (x), round 1/2, candidate 3/8, epoch 1/3: loss 0.5000, lr 0.1",
-        "a: task 1/2 (x), round 1/2, candidate 3/8: held-out accuracy 81.25 %, worth 0.7500, 1:01",
+        "a: task 1/2 (x), round 1/2, candidate 3/8: held-out accuracy 81.25 %, score 0.7500, 1:01",
         "a: task 1/2 (x), round 2/2, candidate 8/8: training diverged, 0:01",
-        "a: task 2/2 (y), candidate 1/2: held-out accuracy 50.00 %, worth 0.5000, 0:01",
+        "a: task 2/2 (y), candidate 1/2: held-out accuracy 50.00 %, score 0.5000, 0:01",
         "a: task 2/2 (y), epoch 3/3: loss 0.5000, lr 0.1",
     ]

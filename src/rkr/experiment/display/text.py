@@ -69,11 +69,11 @@ def candidate(event: Progress | EpochEnd | CandidateEnd | Stopped) -> str:
 
 
 def candidate_end(event: CandidateEnd, tasks: int = 0) -> str:
-    """A candidate's result: "run: task 3/10 (name), candidate 2/8: held-out accuracy 81.20 %, worth 0.8120, 0:35"."""
+    """A candidate's result: "run: task 3/10 (name), candidate 2/8: held-out accuracy 81.20 %, score 0.8120, 0:35"."""
     how = "training diverged"
     if event.accuracy is not None:
-        worth = "" if event.worth is None else f", worth {number(event.worth)}"
-        how = f"held-out accuracy {percent(event.accuracy)}{worth}"
+        score = "" if event.score is None else f", score {number(event.score)}"
+        how = f"held-out accuracy {percent(event.accuracy)}{score}"
     where = f"task {of(event.number, tasks)} ({event.task}), {candidate(event)}"
     return one_line(f"{event.run}: {where}: {how}, {duration(event.seconds)}")
 

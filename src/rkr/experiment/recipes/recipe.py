@@ -177,8 +177,8 @@ class Recipe(Settings):
         """The options of a method that are set here, for it or for all, or follow from how images are augmented."""
         chosen = self.method(name)
         learner, augment = chosen.method.learner, self.training.augment.model_dump()
-        for_all = {option: getattr(self, option) for option in learner.as_in_recipe}
-        return {**{option: augment[option] for option in learner.as_augmented}, **for_all, **chosen.options}
+        for_all = {option: getattr(self, option) for option in learner.recipe_options}
+        return {**{option: augment[option] for option in learner.augment_options}, **for_all, **chosen.options}
 
     def changed(self, epochs: int | None = None, seed: int | None = None, limit: int | None = None) -> Recipe:
         """The recipe with a longer or shorter schedule, another seed, or fewer training images of a class."""

@@ -345,7 +345,7 @@ class MethodSettings(Settings):
         known_methods = methods_for(self.zero_shot)
         if self.learner not in known_methods:
             raise problem("learner", f"no method is called {self.learner!r}{choose(self.learner, known_methods)}")
-        for_all = self.method.learner.as_in_recipe
+        for_all = self.method.learner.recipe_options
         known = {name: value for name, value in self.method.options.items() if name not in for_all}
         for name in self.options:
             if name in for_all:

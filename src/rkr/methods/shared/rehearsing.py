@@ -21,7 +21,7 @@ class Rehearsing(Taught):
     """
 
     learns_its_size = "this is with a full memory"
-    untold = "every"
+    agnostic = "every"
 
     sample_bytes: Tensor
 

@@ -33,8 +33,8 @@ class ZeroShot(Learner):
         classifier: Fields of `ClassifierOptions`.
     """
 
-    as_in_recipe = ("classifier",)
-    untold = "never"  # features of each task are scaled in a way of its own
+    recipe_options = ("classifier",)
+    agnostic = "never"  # features of each task are scaled in a way of its own
 
     def __init__(self, make: MakeNetwork, head: str = "", *, classifier: dict[str, Any] | None = None) -> None:
         super().__init__(make, head)

@@ -25,7 +25,7 @@ class Ridge(Learner):
     """
 
     isolating = True
-    untold = "never"
+    agnostic = "never"
     loadable = False
 
     def __init__(self, make: MakeNetwork, head: str = "") -> None:
