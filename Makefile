@@ -24,10 +24,11 @@ test: lint ## lint, then run the tests (all but the slow ones) on all cores
 test-slow: $(DEV) ## run the slow tests on all cores
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto -m slow
 
-lint: $(DEV) ## check style and types
+lint: $(DEV) ## check style, types and imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 
 bench: $(BENCH) ## measure speed and memory against other libraries
 	$(BIN)/python benchmarks/run.py --into docs/speed.md
