@@ -1816,9 +1816,9 @@ def test_files_get_the_users_permissions(tmp_path: Path) -> None:
 
 
 def test_nothing_in_the_package_unpickles() -> None:
-    # tasks/unpickle.py is the reader of the CIFAR archives, which can build nothing but arrays; it has its own tests.
+    # data/unpickle.py is the reader of the CIFAR archives, which can build nothing but arrays; it has its own tests.
     # features/network.py reads weights from an installed package, whose code runs anyway, and as tensors only.
-    apart = {("tasks", "unpickle.py"), ("features", "network.py")}
+    apart = {("data", "unpickle.py"), ("features", "network.py")}
     sources = [p for p in Path(rkr.__file__).parent.rglob("*.py") if p.parts[-2:] not in apart]
     assert len(sources) > 10
     words = r"pickle\.load|import pickle|Unpickler|torch\.load\b|weights_only|allow_pickle|np\.load|numpy\.load"
