@@ -10,10 +10,10 @@ DEV := $(VENV)/.installed
 BENCH := $(VENV)/.installed-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench results clean
+.PHONY: help demo test test-slow lint bench results clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(DEV) ## learn a few small tasks and show that none is forgotten
 	$(BIN)/rkr demo
@@ -21,10 +21,14 @@ demo: $(DEV) ## learn a few small tasks and show that none is forgotten
 test: lint ## lint, then run the tests (all but the slow ones) on all cores
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
 
-lint: $(DEV) ## check style and types
+test-slow: $(DEV) ## run the slow tests on all cores
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto -m slow
+
+lint: $(DEV) ## check style, types and imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 
 bench: $(BENCH) ## measure speed and memory against other libraries
 	$(BIN)/python benchmarks/run.py --into docs/speed.md
