@@ -171,6 +171,60 @@ def test_transformers_by_keyword_and_mixed() -> None:
     assert mixed.shape == (4, 4)
 
 
+def hf_gpt2() -> nn.Module:
+    """Its layers are transformers' `Conv1D`, whose weight is stored as (inputs, outputs)."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=17,
+        n_positions=8,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        pad_token_id=0,
+        num_labels=5,
+    )
+    return transformers.GPT2ForSequenceClassification(config)
+
+
+def test_transformers_gpt2(tmp_path: Path) -> None:
+    model = live(hf_gpt2, "score", [torch.randint(1, 17, (6, 7))], tmp_path)
+    shapes = {k: tuple(t.shape) for k, t in model.tasks["first"].tensors().items()}
+    for layer, inputs, outputs in (("attn.c_attn", 16, 48), ("attn.c_proj", 16, 16), ("mlp.c_fc", 16, 64)):
+        for block in range(2):
+            path = f"transformer.h.{block}.{layer}"
+            found = [shapes[f"{path}.{name}"] for name in ("lm", "rm", "f")]
+            assert found == [(inputs, 2), (2, outputs), (outputs,)]
+    assert shapes["transformer.wte.lm"] == (17, 2)
+    assert {s.type for s in model.cost().shared} == {"LayerNorm"}
+    cost = model.cost(torch.randint(1, 17, (1, 7)))
+    assert cost.multiply_adds is not None
+    per_token = 2 * (16 * 48 + 16 * 16 + 2 * 16 * 64) + 16 * 5
+    assert cost.multiply_adds.network == 7 * per_token
+
+
+def test_gpt2_computes_what_its_own_forward_computes() -> None:
+    """The fast paths, by the formula, and the plain copy with the merged weights agree in float64, with gradients."""
+    x, found = torch.randint(1, 17, (3, 7)), []
+    for fast in (True, False):
+        torch.manual_seed(3)
+        model = rkr.rectify(hf_gpt2().double(), head="score", fast=fast)
+        model.add_task("a", classes=4, train_base=False)
+        torch.manual_seed(4)
+        with torch.no_grad():
+            for p in model.task_parameters():
+                p.add_(0.1 * torch.randn_like(p))
+        y = model.train()(x).logits
+        y.square().sum().backward()
+        found.append((y.detach(), [p.grad for p in model.task_parameters()]))
+        with torch.no_grad():
+            plain = model.merged("a")(x).logits
+        torch.testing.assert_close(plain, y.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-12)
+
+
 # ---------------------------------------------------------------------------------------------------------
 # torch's own transformer layers
 

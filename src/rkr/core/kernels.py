@@ -54,6 +54,8 @@ def merge(w: Tensor, lm: Tensor | None, rm: Tensor | None, f: Tensor | None, lay
     flat = out if w.dim() == 2 else out.movedim(1, -1)  # (O, *kernel, I): contiguous if w is channels_last
     if flat.is_contiguous():
         _add_product(flat.view(rows.shape[0], lm.shape[0]), rows, lm.t())
+    elif flat.dim() == 2 and flat.t().is_contiguous():  # stored as (I, O)
+        _add_product(flat.t(), lm, rows.t())
     else:
         flat.add_((rows @ lm.t()).view(flat.shape))
     return out

@@ -459,9 +459,10 @@ class Adapter(TargetLayer):
     def multiply_adds(
         cls, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any
     ) -> list[MultiplyAdds]:
-        """By default each value of the output is a product with one row of the weight."""
+        """By default the whole weight is used once for each position of the output."""
         weight: Tensor = getattr(module, cls.weight_name)
-        return [(module, output.numel(), output.numel() * (weight.numel() // weight.shape[0]))]
+        positions = output.numel() // output.shape[cls.channel_dim]
+        return [(module, output.numel(), positions * weight.numel())]
 
 
 class BuffersOnly(TargetLayer):
