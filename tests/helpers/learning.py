@@ -153,8 +153,8 @@ def choose_candidate(learner: Learner) -> None:
     best: Any = None
     for number in range(learner.rounds()):
         candidates = learner.propose(number)
-        worths = [learner.worth(candidate, 1 / (2 + place)) for place, candidate in enumerate(candidates)]
-        learner.judge(number, candidates, worths)
+        scores = [learner.score(candidate, 1 / (2 + place)) for place, candidate in enumerate(candidates)]
+        learner.observe(number, candidates, scores)
         best = candidates[worths.index(max(worths))]
     if learner.rounds():
         learner.adopt(best)

@@ -201,7 +201,7 @@ def test_isolating_methods_answer_bit_for_bit_as_before(setting: str, name: str)
             assert torch.equal(before, now)
 
 
-@methods_that(lambda learner: learner.untold != "never")
+@methods_that(lambda learner: learner.agnostic != "never")
 def test_an_inferred_task_is_one_of_those_seen(setting: str, name: str) -> None:
     learner = history(setting, name).learner
     with torch.no_grad():
