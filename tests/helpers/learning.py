@@ -155,7 +155,7 @@ def choose_candidate(learner: Learner) -> None:
         candidates = learner.propose(number)
         scores = [learner.score(candidate, 1 / (2 + place)) for place, candidate in enumerate(candidates)]
         learner.observe(number, candidates, scores)
-        best = candidates[worths.index(max(worths))]
+        best = candidates[scores.index(max(scores))]
     if learner.rounds():
         learner.adopt(best)
 
