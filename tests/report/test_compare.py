@@ -43,15 +43,15 @@ def test_two_methods(toy):
     # Of two values half the difference is s / √2; t is 12.7062 and tan: p = 1 - 2 / π arctan(t).
     assert rkr.to_first.difference.half_width == pytest.approx(12.7062 * 0.025, rel=1e-4)
     assert rkr.to_first.p == pytest.approx(0.0903345, rel=1e-4)
-    assert rkr.to_first.left_out == ("ewc C", "rkr D")
+    assert rkr.to_first.unpaired == ("ewc C", "rkr D")
     each, to_first = comparison_tables(found)
     assert cells(each) == [
-        ["method", "runs", "accuracy", "forgets", "inferred", "capacity"],
+        ["method", "runs", "accuracy", "forgetting", "agnostic", "capacity"],
         ["ewc", "3", "65.00 ± 12.42", "+10.00", "32.50", "102.0 %"],
         ["rkr", "3", "81.67 ± 14.34", "0.00", "40.83", "102.0 %"],
     ]
     assert cells(to_first) == [
-        ["minus ewc", "difference", "p", "pairs", "without a partner"],
+        ["minus ewc", "difference", "p", "pairs", "unpaired"],
         ["rkr", "+17.50 ± 31.77", "0.09", "2", "ewc C, rkr D"],
     ]
     assert found.protocol.hash in str(each.caption)
@@ -60,7 +60,7 @@ def test_two_methods(toy):
 def test_the_folder_of_a_recipe_and_a_first_one(toy):
     found = compare([toy])
     assert [one.name for one in found.compared] == ["ewc", "rkr"]
-    assert found.skipped == (Skipped(toy / "si" / "A", "not finished: 1 of 2 tasks"),)
+    assert found.skipped == (Skipped(toy / "si" / "A", "unfinished: 1 of 2 tasks"),)
     assert [one.name for one in compare([toy / "rkr", toy]).compared] == ["rkr", "ewc"]
 
 
@@ -69,7 +69,7 @@ def test_single_runs(toy):
     a, b, rkr = found.compared
     assert (a.name, b.name, rkr.name) == (f"ewc ({toy}/ewc/A)", f"ewc ({toy}/ewc/B)", "rkr")
     assert b.to_first is not None
-    assert (b.to_first.difference, b.to_first.left_out) == (None, ("ewc A", "ewc B"))
+    assert (b.to_first.difference, b.to_first.unpaired) == (None, ("ewc A", "ewc B"))
     assert cells(comparison_tables(found)[1])[1:] == [
         [b.name, "–", "–", "0", "ewc A, ewc B"],
         ["rkr", "+15.00", "–", "1", "–"],
@@ -116,7 +116,7 @@ def test_zero_shot_tasks_are_compared_by_h(run_folder, tmp_path):
     found = compare([tmp_path / "runs" / "toy" / "sft", tmp_path / "runs" / "toy" / "rkr"])
     assert found.measure == "H"
     each, to_first = comparison_tables(found)
-    assert cells(each)[0] == ["method", "runs", "H", "forgets", "capacity"]
+    assert cells(each)[0] == ["method", "runs", "H", "forgetting", "capacity"]
     assert cells(each)[1][2] == "37.50 ± 31.77"
     assert cells(to_first)[1][1].startswith("+5.00 ± 0.00")
 
@@ -127,19 +127,19 @@ def test_other_protocols_are_refused_by_name(run_folder, tmp_path):
     with pytest.raises(UsageError) as error:
         compare([a, b])
     assert str(error.value) == (
-        f"{a} and {b} cannot be compared, their protocols differ in schedule.epochs: 100 and 20"
+        f"{a} and {b} cannot be compared: their protocols differ in schedule.epochs (100 and 20)"
     )
 
 
 def test_nothing_to_compare(toy, tmp_path):
-    with pytest.raises(UsageError, match=r"only ewc is there; give something to compare it with"):
+    with pytest.raises(UsageError, match=r"contains only ewc; give something to compare it with"):
         compare([toy / "ewc"])
-    with pytest.raises(UsageError, match=r"no finished run to compare \(.*si/A: not finished: 1 of 2 tasks\)"):
+    with pytest.raises(UsageError, match=r"no finished runs to compare \(.*si/A: unfinished: 1 of 2 tasks\)"):
         compare([toy / "ewc", toy / "si"])
-    with pytest.raises(UsageError, match="all of its runs are in the other folders"):
+    with pytest.raises(UsageError, match="all of its runs are in an earlier folder"):
         compare([toy, toy / "rkr"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UsageError, match=r"empty: no finished run to compare \(there is no run in it\)"):
+    with pytest.raises(UsageError, match=r"empty: no finished runs to compare \(it contains no runs\)"):
         compare([toy, tmp_path / "empty"])
     with pytest.raises(FileError, match="no such folder"):
         compare([toy, tmp_path / "none"])
@@ -165,8 +165,8 @@ def test_for_machines(toy):
     assert ewc["incremental"] is None
     assert rkr["to_first"]["difference"]["mean"] == pytest.approx(17.5)
     assert rkr["to_first"]["pairs"] == ["A", "B"]
-    assert rkr["to_first"]["without_partner"] == ["ewc C", "rkr D"]
-    assert found["skipped"] == [{"folder": str(toy / "si" / "A"), "reason": "not finished: 1 of 2 tasks"}]
+    assert rkr["to_first"]["unpaired"] == ["ewc C", "rkr D"]
+    assert found["skipped"] == [{"folder": str(toy / "si" / "A"), "reason": "unfinished: 1 of 2 tasks"}]
 
 
 def test_the_command(toy):
@@ -176,7 +176,7 @@ def test_the_command(toy):
     shown = rkr(str(toy))
     assert shown.returncode == 0
     assert "+17.50 ± 31.77" in shown.stdout
-    assert shown.stderr == f"skipped: {toy}/si/A: not finished: 1 of 2 tasks\n"
+    assert shown.stderr == f"skipped: {toy}/si/A: unfinished: 1 of 2 tasks\n"
     assert json.loads(rkr(str(toy), "--json").stdout)["methods"][1]["method"] == "rkr"
     refused = rkr(str(toy / "ewc"))
     assert (refused.returncode, refused.stdout) == (2, "")

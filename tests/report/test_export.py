@@ -45,7 +45,7 @@ def test_the_summary(a_result, tmp_path):
     assert (float(row["agnostic"]), row["agnostic_std"], row["forward_transfer"]) == (0.25, "", "")
     assert (row["capacity_percent"], row["bytes"], row["identical_pairs"], row["pairs"]) == ("102.0", "6000", "0", "2")
     text = (tmp_path / "toy-summary.md").read_text()
-    assert text.splitlines()[0].startswith("| method | runs | accuracy | paper | forgets |")
+    assert text.splitlines()[0].startswith("| method | runs | accuracy | paper | forgetting |")
     assert text.splitlines()[2].startswith("| rkr | 2 | 60.00 ± 127.06 | 69.58 ± 0.55 | 0.00 |")
     assert r"rkr & 2 & 60.00 $\pm$ 127.06 & 69.58 $\pm$ 0.55 & 0.00 &" in (tmp_path / "toy-summary.tex").read_text()
 

@@ -73,15 +73,15 @@ def test_lines_are_the_running_means(results, tmp_path, drawn):
     figures.accuracy_over_tasks(results, tmp_path / "lines.svg")
     (axes,) = drawn[0].axes
     lines = {line.get_label(): line for line in axes.lines}
-    assert list(lines) == ["ewc", "rkr", "rkr, order C, not finished"]
+    assert list(lines) == ["ewc", "rkr", "rkr, order C, unfinished"]
     assert list(lines["ewc"].get_ydata()) == pytest.approx([90, 75, 230 / 3])
     assert list(lines["rkr"].get_ydata()) == pytest.approx([80, 75, 70])
-    assert list(lines["rkr, order C, not finished"].get_xdata()) == [1, 2]
-    assert lines["rkr, order C, not finished"].get_color() == lines["rkr"].get_color() != lines["ewc"].get_color()
-    assert lines["rkr, order C, not finished"].get_markerfacecolor() == "white"
+    assert list(lines["rkr, order C, unfinished"].get_xdata()) == [1, 2]
+    assert lines["rkr, order C, unfinished"].get_color() == lines["rkr"].get_color() != lines["ewc"].get_color()
+    assert lines["rkr, order C, unfinished"].get_markerfacecolor() == "white"
     assert not axes.collections  # no bands: no method has three runs
     (legend,) = drawn[0].legends
-    assert [text.get_text() for text in legend.get_texts()] == ["ewc", "rkr", "rkr, order C, not finished"]
+    assert [text.get_text() for text in legend.get_texts()] == ["ewc", "rkr", "rkr, order C, unfinished"]
     assert axes.get_title("left") == "toy"
     assert axes.get_ylabel().endswith("(%)")
     assert (tmp_path / "lines.png").exists()
@@ -98,7 +98,7 @@ def test_bands_from_three_runs_on(a_result, tmp_path, drawn):
     heights = [y for x, y in band.get_paths()[0].vertices if x == 1]
     assert max(heights) == 100  # clipped
     assert min(heights) == pytest.approx(80 - half, rel=1e-5)
-    assert axes.get_title("left") == "toy (bands: 95 % confidence over runs)"
+    assert axes.get_title("left") == "toy (bands: 95 % confidence intervals over runs)"
 
 
 def test_bars_are_the_diagonal_and_the_last_row(results, tmp_path, drawn):
@@ -188,12 +188,12 @@ def test_matrices_side_by_side_are_means_on_one_scale(results, tmp_path, drawn):
     assert ewc.collections[0].get_clim() == rkr.collections[0].get_clim() == (60, 100)
     values = rkr.collections[0].get_array()
     assert [list(row.compressed()) for row in values] == [pytest.approx([100 * a for a in row]) for row in ISOLATED]
-    with pytest.raises(UsageError, match="no run is finished"):
+    with pytest.raises(UsageError, match="no finished runs"):
         figures.accuracy_matrices(results[3:], tmp_path / "matrices")
 
 
 def test_the_figures_of_a_report(results, tmp_path):
-    written = figures.write_report_figures(results, tmp_path, "toy-")
+    written = figures.write_figures(results, tmp_path, "toy-", each_run=False)
     kinds = ("accuracy_over_tasks", "accuracy_against_capacity", "during_after", "accuracy_matrices")
     assert [path.name for path in written] == [f"toy-{name}.{kind}" for name in kinds for kind in ("png", "svg")]
 
@@ -217,11 +217,11 @@ def test_many_tasks_and_few(a_result, tmp_path, drawn):
 def test_what_cannot_be_drawn(a_result, tmp_path):
     begun = a_result([], tasks=2)
     assert figures.write_figures([begun], tmp_path) == []
-    with pytest.raises(UsageError, match="no run has learned a task yet"):
+    with pytest.raises(UsageError, match="no run has finished a task yet"):
         figures.accuracy_over_tasks([begun], tmp_path / "a")
-    with pytest.raises(UsageError, match="no run is finished"):
+    with pytest.raises(UsageError, match="no finished runs"):
         figures.during_after([begun], tmp_path / "a")
-    with pytest.raises(UsageError, match="no task has been learned yet"):
+    with pytest.raises(UsageError, match="no task learned yet"):
         figures.accuracy_matrix(begun, tmp_path / "a")
     (tmp_path / "file").touch()
     with pytest.raises(FileError, match="cannot be written"):
@@ -237,7 +237,7 @@ def test_any_name_can_be_drawn(a_result, tmp_path, drawn):
     for run, name in zip(runs, NAMES, strict=True):
         object.__setattr__(run, "method", name)
         object.__setattr__(run, "tasks", ("$", "_a", "c"))
-    figures.write_report_figures(runs, tmp_path / "report")
+    figures.write_figures(runs, tmp_path / "report", each_run=False)
     written = figures.write_figures(runs, tmp_path / "each")
     assert len({str(path).casefold() for path in written}) == 2 * (3 + len(NAMES))
     assert max(len(path.name.encode()) for path in written) < 110
@@ -275,12 +275,12 @@ def test_a_figure_that_fails_is_told(results, tmp_path, monkeypatch):
 
     monkeypatch.setattr(figures, "during_after", broken)
     told = []
-    written = figures.write_report_figures(
-        results, tmp_path, "toy-", failed=lambda path, error: told.append((path, error))
+    written = figures.write_figures(
+        results, tmp_path, "toy-", failed=lambda path, error: told.append((path, error)), each_run=False
     )
     assert len(written) == 6
     ((path, error),) = told
     assert path == tmp_path / "toy-during_after"
     assert str(error) == "by nothing"
     with pytest.raises(ZeroDivisionError):
-        figures.write_report_figures(results, tmp_path)
+        figures.write_figures(results, tmp_path)

@@ -92,10 +92,10 @@ def test_runs_that_go_on_and_folders_that_are_none(run_folder, tmp_path):
     (run_folder(order="B") / "results.jsonl").unlink()
     frame = rkr.results(tmp_path)
     assert (len(frame), frame.finished.any()) == (3, False)
-    assert frame.attrs["skipped"] == [(str(tmp_path / "runs/toy/rkr/B"), "nothing learned yet")]
+    assert frame.attrs["skipped"] == [(str(tmp_path / "runs/toy/rkr/B"), "no task learned yet")]
     broken = run_folder(order="C")
     (broken / "run.json").write_text("{")
-    with pytest.warns(UserWarning, match=r"1 folders were skipped, such as .*C: run.json: not JSON") as warned:
+    with pytest.warns(UserWarning, match=r"skipped 1 folders, such as .*C: run.json: not JSON") as warned:
         frame = rkr.results(tmp_path)
     assert warned[0].filename == __file__
     assert (str(broken), "run.json: not JSON") in frame.attrs["skipped"]

@@ -132,9 +132,9 @@ def test_numbers_of_the_summary(a_result: ReadRun) -> None:
         "runs": "2",
         "accuracy": "73.33 ± 42.35",
         "sd": "4.71",
-        "forgets": "+21.25",
+        "forgetting": "+21.25",
         "BWT": "-21.25",
-        "inferred": "36.67",
+        "agnostic": "36.67",
         "capacity": "103.0 %",
         "bytes": "7 kB",
         "s/epoch": "3",
@@ -160,7 +160,6 @@ def test_what_charts_are_drawn_from(a_result: ReadRun) -> None:
     assert ewc["summary"]["byRun"] == [["A", pytest.approx(230 / 3, abs=1e-5)], ["B", 70]]
     # From order A to B the three tasks differ by 10, 5 and 5 points.
     assert (ewc["summary"]["aopd"], ewc["summary"]["mopd"]) == pytest.approx((20 / 3, 10), abs=1e-5)
-    assert recipe["severalOrders"]
     assert [(run["label"], run["finished"], run["done"]) for run in recipe["runs"]][-1] == ("C", False, 2)
     changed = recipe["runs"][0]["proof"]
     assert changed == [["1-1", "1-2", "1-3"], ["2-2", "2-3"], ["3-3"]]
@@ -174,9 +173,9 @@ def test_the_proof(a_result: ReadRun) -> None:
     (group,) = grouped([*several(a_result), broken])
     rows = {method: [cell.text for cell in cells[1:]] for method, cells in proofs(group).rows}
     assert rows == {
-        "rkr": ["3", "7/7", "✓ nothing was forgotten"],
-        "broken": ["1", "2/3", "✗ promised, but answers changed"],
-        "ewc": ["2", "0/6", "not promised by the method"],
+        "rkr": ["3", "7/7", "✓ no forgetting"],
+        "broken": ["1", "2/3", "✗ guaranteed, but outputs changed"],
+        "ewc": ["2", "0/6", "not guaranteed by the method"],
     }
 
 
@@ -222,7 +221,7 @@ def test_the_papers_numbers_are_for_its_own_schedule(a_result: ReadRun, lenet: d
     short = {**lenet, "training": {**lenet["training"], "epochs": 20, "milestones": [4, 8, 12, 16]}}
     less = {**lenet, "stream": {**lenet["stream"], "limit": 50}}
     assert published(short).changed[0] == "epochs 20 instead of 100"
-    assert published(less).changed == ("at most 50 training images of a class",)
+    assert published(less).changed == ("at most 50 training images per class",)
     assert published(short).numbers == published(less).numbers == published({"recipe": "my own"}).numbers == {}
     assert published({**lenet, "network": {"name": "resnet18"}}).changed == ("network name resnet18 instead of lenet",)
     wide = {**lenet, "network": {"name": "lenet", "head": "fc", "arguments": {"classes": 10}}}
@@ -238,7 +237,7 @@ def test_the_papers_numbers_are_for_its_own_schedule(a_result: ReadRun, lenet: d
     assert page.table("method", "runs")[0]["paper"] == "69.58 ± 0.55"
     assert page.table("method", "runs")[0]["verdict"] == "within the paper's interval"  # 70.00
     assert [len(recipe["paper"]) for recipe in page.data["recipes"]] == [10, 0]
-    assert "Not the paper's schedule (epochs 20 instead of 100" in page.text
+    assert "Not the paper's settings (epochs 20 instead of 100" in page.text
 
 
 def test_zero_shot_numbers_of_the_paper() -> None:
@@ -371,10 +370,10 @@ def test_folders_that_cannot_be_used_are_listed(run_folder: Runs, tmp_path: Path
     assert {Path(row["folder"]).name for row in rows} >= {"broken", "B"}
     assert {row["reason"].split(" as ")[0] for row in rows} == {
         "run.json: not JSON",
-        "nothing learned yet",
-        "the same run",
+        "no task learned yet",
+        "same run",
     }
-    with pytest.raises(UsageError, match=r"no run that has learned a task .*not JSON"):
+    with pytest.raises(UsageError, match=r"no run has finished a task .*not JSON"):
         write_report([broken], tmp_path / "report")
     with pytest.raises(FileError, match="no such folder"):
         write_report([tmp_path / "nowhere"], tmp_path / "report")
@@ -444,7 +443,7 @@ def test_a_recipe_that_is_not_in_the_paper(a_result: ReadRun) -> None:
     page = page_of([run])
     assert [recipe["name"] for recipe in page.data["recipes"]] == ["digits · 3 epochs"]
     assert "the paper's schedule" not in page.text
-    assert "Not the recipe's own schedule (epochs 3 instead of" in page.text
+    assert "Not the recipe's settings (epochs 3 instead of" in page.text
     named = a_result(ISOLATED, recipe="digits-3-epochs", settings=short)
     assert [group.name for group in grouped([named])] == ["digits-3-epochs"]  # it says so already
     other = a_result(ISOLATED, recipe="digits-13-epochs", settings=short)
@@ -506,7 +505,7 @@ def test_what_fails_is_left_out(run_folder: Runs, tmp_path: Path, monkeypatch: p
     assert done.exit_code == 0
     for what in ("figures/good-during_after", "figures/bad-during_after", "tables/good-tasks", "tables/bad-tasks"):
         assert f"skipped: {tmp_path / 'out' / what}: ZeroDivisionError: by nothing" in done.output
-    assert "bad cannot be shown: ZeroDivisionError: by nothing" in done.output
+    assert "bad cannot be rendered: ZeroDivisionError: by nothing" in done.output
     page = Page((tmp_path / "out" / "index.html").read_text())
     assert [recipe["name"] for recipe in page.data["recipes"]] == ["good"]
     assert len(list((tmp_path / "out").rglob("*.svg"))) == 6

@@ -34,7 +34,7 @@ def test_what_cannot_be_used_is_listed(run_folder, tmp_path):
             ("run.json", b"[]", "run.json: not a JSON object"),
             ("run.json", b'{"name": "of another program"}', "run.json: 'format' is missing"),
             ("run.json", b'{"format": 7}', "run.json: format 7 is not 1, the one that this version reads"),
-            ("run.json", b"[" * 100_000, "JSON that is nested too deeply"),
+            ("run.json", b"[" * 100_000, "JSON is nested too deeply"),
             ("results.jsonl", b"{}\n{}\n", "results.jsonl: line 1: 'event' is missing"),
             ("results.jsonl", b"\x00\x01\n", "results.jsonl: line 1 is not JSON"),
             ("times.jsonl", b"[]\n", "times.jsonl: line 1: not a JSON object"),
@@ -89,8 +89,8 @@ def test_of_doubles_the_farthest_stays(run_folder, tmp_path):
     kept, other, _ = (twin, whole.with_name("z"), short)
     assert [run.folder for run in found.results] == [kept]  # of two whole ones the first by name
     assert found.skipped == [
-        Skipped(short.with_name("short"), f"same settings as {kept}, but other results"),
-        Skipped(other, f"the same run as {kept}"),
+        Skipped(short.with_name("short"), f"same settings as {kept}, but different results"),
+        Skipped(other, f"same run as {kept}"),
     ]
 
 
@@ -98,7 +98,7 @@ def test_a_copy_from_before_the_end_is_the_same_run(run_folder, tmp_path):
     whole = run_folder()
     os.rename(whole, whole.with_name("whole"))
     short = run_folder([[0.9], [0.7, 0.8]], tasks=3)
-    assert scan(tmp_path).skipped == [Skipped(short, f"the same run as {whole.with_name('whole')}")]
+    assert scan(tmp_path).skipped == [Skipped(short, f"same run as {whole.with_name('whole')}")]
 
 
 def test_options_name_a_method_apart(run_folder, tmp_path):

@@ -27,7 +27,7 @@ def test_pairs_by_hand(a_result):
     assert found.difference.half_width == pytest.approx(4.30265 * 0.1 / math.sqrt(3), rel=1e-5)
     assert found.difference.n == 3
     assert found.p == pytest.approx(1 - math.sqrt(12 / 14))
-    assert (found.pairs, found.left_out) == (("A", "B", "C"), ())
+    assert (found.pairs, found.unpaired) == (("A", "B", "C"), ())
     back = paired(second, first)
     assert back.difference is not None
     assert (back.difference.mean, back.p) == (pytest.approx(-0.2), pytest.approx(found.p))
@@ -49,7 +49,7 @@ def test_pairs_are_by_order_and_seed_and_finished(a_result):
     assert found.pairs == ("A", "B seed 1")
     assert found.difference is not None
     assert found.difference.mean == pytest.approx((0.4 + 0.2) / 2)
-    assert found.left_out == ("ewc C", "rkr B seed 2")
+    assert found.unpaired == ("ewc C", "rkr B seed 2")
 
 
 def test_one_pair_tells_nothing_of_chance(a_result):
@@ -57,8 +57,8 @@ def test_one_pair_tells_nothing_of_chance(a_result):
     assert found.difference == Spread(0.25, None, None, 1)
     assert found.p is None
     none = paired(runs(a_result, "ewc", [0.5], "A"), runs(a_result, "rkr", [0.75], "B"))
-    assert (none.difference, none.p, none.pairs, none.left_out) == (None, None, (), ("ewc A", "rkr B"))
-    with pytest.raises(UsageError, match="no p-value"):
+    assert (none.difference, none.p, none.pairs, none.unpaired) == (None, None, (), ("ewc A", "rkr B"))
+    with pytest.raises(UsageError, match="a p-value needs at least two differences"):
         p_value([0.5])
 
 
@@ -71,7 +71,7 @@ def test_several_tasks(a_result):
 
 def test_a_run_is_not_paired_twice_nor_with_another_protocol(a_result):
     one, other = a_result(), a_result(method="ewc", settings={"training": {"epochs": 9}})
-    with pytest.raises(UsageError, match="rkr A is there twice"):
+    with pytest.raises(UsageError, match="duplicate run of rkr A"):
         paired([one, a_result()], [one])
     with pytest.raises(UsageError, match=r"schedule\.epochs"):
         paired([one], [other])
@@ -99,16 +99,16 @@ ONE, FIVE = Spread(69.0, None, None, 1), Spread(69.0, 0.5, 0.62, 5)
     ("ours", "paper", "half_width", "text"),
     [
         (ONE, 69.58, 0.58, "within the paper's interval"),  # at its very end
-        (ONE, 69.58, 0.55, "below by 0.58"),
-        (ONE, 69.58, None, "below by 0.58"),
-        (ONE, 68.6, None, "above by 0.40"),
-        (ONE, 69.004, None, "the same as the paper's"),
-        (FIVE, 69.58, 0.55, "the paper's number is within our interval"),
-        (FIVE, 69.58, None, "the paper's number is within our interval"),
-        (FIVE, 69.62, None, "the paper's number is within our interval"),
-        (FIVE, 69.63, 0.6, "below by 0.63"),
-        (FIVE, 67.77, None, "above by 1.23"),
-        (Spread(69.0, None, 5.0, 1), 68.0, None, "above by 1.00"),  # one run has no interval, whatever it says
+        (ONE, 69.58, 0.55, "0.58 below"),
+        (ONE, 69.58, None, "0.58 below"),
+        (ONE, 68.6, None, "0.40 above"),
+        (ONE, 69.004, None, "same as the paper"),
+        (FIVE, 69.58, 0.55, "our interval contains the paper's value"),
+        (FIVE, 69.58, None, "our interval contains the paper's value"),
+        (FIVE, 69.62, None, "our interval contains the paper's value"),
+        (FIVE, 69.63, 0.6, "0.63 below"),
+        (FIVE, 67.77, None, "1.23 above"),
+        (Spread(69.0, None, 5.0, 1), 68.0, None, "1.00 above"),  # one run has no interval, whatever it says
     ],
 )
 def test_verdicts(ours, paper, half_width, text):
@@ -116,5 +116,5 @@ def test_verdicts(ours, paper, half_width, text):
 
 
 def test_no_verdict_on_what_cannot_be_compared():
-    assert verdict(ONE, 69.0, 0.5, False, "other features") == "not comparable: other features"
+    assert verdict(ONE, 69.0, 0.5, False, "different features") == "not comparable: different features"
     assert verdict(ONE, 69.0, comparable=False) == "not comparable"

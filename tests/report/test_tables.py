@@ -35,16 +35,16 @@ def test_the_accuracy_matrix_in_percent(a_result):
         ["1 toy-1", "90.0", "", "", "90.0"],
         ["2 toy-2", "70.0", "80.0", "", "75.0"],
         ["3 toy-3", "60.0", "75.0", "95.0", "76.7"],
-        ["task inferred", "30.0", "37.5", "47.5", "38.3"],
+        ["task-agnostic", "30.0", "37.5", "47.5", "38.3"],
     ]
     assert "toy · rkr · order A" in printed(table)
-    assert "not finished" not in printed(table)
+    assert "unfinished" not in printed(table)
 
 
 def test_the_accuracy_matrix_of_a_run_that_goes_on(a_result):
     table = accuracy_table(a_result([[0.9], [0.7, 0.8]], tasks=3, agnostic=False))
     assert cells(table)[1:] == [["1 toy-1", "90.0", "", "", "90.0"], ["2 toy-2", "70.0", "80.0", "", "75.0"]]
-    assert "not finished: 2 of 3 tasks" in printed(table)
+    assert "unfinished: 2 of 3 tasks" in printed(table)
     assert cells(accuracy_table(a_result([], tasks=2))) == [["after learning", "1", "2", "mean"]]
 
 
@@ -76,10 +76,10 @@ def test_the_summary_has_a_row_for_each_method(a_result):
         "runs": "2",
         "accuracy": "73.33 ± 42.35",
         "paper": "53.72",
-        "forgets": "+21.25",
+        "forgetting": "+21.25",
         "BWT": "-21.25",
         "FWT": "+22.50",  # order A alone has a network for each task: (0.8 - 0.6 + 0.95 - 0.7) / 2
-        "inferred": "38.33",
+        "agnostic": "38.33",
         "AOPD": "6.67",  # 10, 5 and 5 points
         "MOPD": "10.00",
         "capacity": "103.0 %",
@@ -92,10 +92,10 @@ def test_the_summary_has_a_row_for_each_method(a_result):
         "runs": "1",
         "accuracy": "70.00",
         "paper": "69.58 ± 0.55",
-        "forgets": "0.00",
+        "forgetting": "0.00",
         "BWT": "0.00",
         "FWT": "0.00",
-        "inferred": "35.00",
+        "agnostic": "35.00",
         "AOPD": "–",
         "MOPD": "–",
         "capacity": "103.0 %",
@@ -195,15 +195,15 @@ def test_what_a_task_adds(a_result):
     costs = a_result().costs
     assert f"{costs[-1].percent - costs[-2].percent:.2f} %" in text
     assert f"{costs[-1].parameters - costs[-2].parameters:,} parameters" in text
-    assert added_by_a_task(a_result([[0.5]])).startswith("the network with its first task takes")
+    assert added_by_a_task(a_result([[0.5]])).startswith("the network and its first task take")
     grown = a_result([[0.5], [0.5, 0.5], [0.5, 0.5, 0.5]])
     first, second, third = grown.costs
     third = replace(third, percent=first.percent - 1, parameters=first.parameters - 10, bytes=first.bytes)
     text = added_by_a_task(replace(grown, costs=(first, second, third)))
     sizes = [size(cost.bytes) for cost in (first, third)]
     assert text == (
-        f"kept after the first task {first.percent:.2f} % ({sizes[0]}), "
-        f"after 3 tasks {first.percent - 1:.2f} % ({sizes[1]})"
+        f"stored after the first task: {first.percent:.2f} % ({sizes[0]}); "
+        f"after 3 tasks: {first.percent - 1:.2f} % ({sizes[1]})"
     )
 
 
@@ -213,7 +213,7 @@ def test_a_narrow_terminal_gets_two_tables_that_fit(a_result):
     (wide,) = summary_tables(results, paper, width=140)
     first, second = summary_tables(results, paper, width=80)
     assert cells(first)[0][1:] + cells(second)[0][1:] == [
-        *("runs", "accuracy", "paper", "forgets", "BWT", "FWT", "inferred"),
+        *("runs", "accuracy", "paper", "forgetting", "BWT", "FWT", "agnostic"),
         *("AOPD", "MOPD", "capacity", "bytes", "s/epoch", "identical"),
     ]
     for table, width in ((wide, 140), (first, 80), (second, 80)):

@@ -118,12 +118,12 @@ def test_the_summary_s_column_is_called_h(a_result: ReadRun) -> None:
     by_method = {row[0]: dict(zip(header, row, strict=True)) for row in rows}
     # 53.33 and 46.67: half their difference is s / √2, so the half-width is 12.706 * 3.333.
     assert by_method["sft"]["H"] == "50.00 ± 42.35"
-    assert by_method["sft"]["forgets"] == "+5.00"  # (0.5 - 0.3 + 0.6 - 0.6) / 2 and nothing
+    assert by_method["sft"]["forgetting"] == "+5.00"  # (0.5 - 0.3 + 0.6 - 0.6) / 2 and nothing
     assert by_method["rkr"]["H"] == "63.33"
     assert by_method["rkr"]["paper"] == "47.83"
     assert by_method["rkr"]["identical"] == "3/3"
-    assert "mean H over all tasks at the end, in %" in printed(table)
-    assert "± 95 % confidence over runs" in printed(table)
+    assert "mean H over all tasks after the last one, in %" in printed(table)
+    assert "± 95 % confidence interval over runs" in printed(table)
 
 
 def test_the_summary_for_machines(a_result: ReadRun) -> None:
@@ -134,7 +134,7 @@ def test_the_summary_for_machines(a_result: ReadRun) -> None:
     assert sft["runs"] == ["fixed", "fixed seed 1"]
     assert sft["accuracy_by_run"] == pytest.approx({"fixed": 160 / 3, "fixed seed 1": 140 / 3})
     assert sft["accuracy"]["mean"] == pytest.approx(50)
-    assert sft["task_inferred"] is None
+    assert sft["agnostic"] is None
 
 
 def test_forward_transfer_is_from_original(a_result: ReadRun) -> None:
@@ -162,7 +162,7 @@ def test_figures(a_result: ReadRun, tmp_path: Path) -> None:
 
 def test_the_same_run_twice_is_refused(a_result: ReadRun) -> None:
     found = runs(a_result)
-    with pytest.raises(UsageError, match="sft fixed is there twice"):
+    with pytest.raises(UsageError, match="duplicate run of sft fixed"):
         zero_shot_table([*found, found[0]])
 
 
@@ -190,15 +190,15 @@ def test_a_section_of_the_page(run_folder: Callable[..., Path], tmp_path: Path) 
     assert "## gzsl-local" in lines
     assert any(line.startswith("| method | runs | H |") for line in lines)
     assert any(line.startswith("| sft | 2 | 50.00 ± 42.35 |") for line in lines)
-    table = lines.index("After the last task, the mean over runs (and their standard deviation):")
+    table = lines.index("After the last task, mean over runs (standard deviation):")
     assert lines[table + 2] == "| method | " + " | ".join(f"toy-{n} {m}" for n in (1, 2, 3) for m in "USH") + " |"
     assert "| rkr | 50.0 | 65.0 | 60.0 | 40.0 | 55.0 | 50.0 | 70.0 | 85.0 | 80.0 |" in lines
     (sft,) = [line for line in lines[table:] if line.startswith("| sft | 30.0")]
     assert sft.startswith("| sft | 30.0 (14.1) | 45.0 (14.1) | 40.0 (14.1) | 45.0 (7.1) |")
-    assert "Epochs of the classifiers: aPascal 12, CUB 34, FLO 5." in lines
-    assert any(line.startswith("H of each task at the end") for line in lines)
+    assert "Classifier epochs: aPascal 12, CUB 34, FLO 5." in lines
+    assert any(line.startswith("H on each task after the last one") for line in lines)
     assert any(line.startswith("| sft | fixed seed 1 | 50.0 | 50.0 | 40.0 |") for line in lines)
-    assert "Not complete, and so in no average: l2 fixed (1 of 3 tasks)." in lines
+    assert "Unfinished, not part of any mean: l2 fixed (1 of 3 tasks)." in lines
 
 
 def test_runs_on_the_validation_part_have_a_section_too(run_folder: Callable[..., Path], tmp_path: Path) -> None:
@@ -208,4 +208,4 @@ def test_runs_on_the_validation_part_have_a_section_too(run_folder: Callable[...
     text = page(find_results(tmp_path / "runs"))
     assert "## gzsl-local-validation" in text
     assert "tests on what is held out of training" in text
-    assert "Epochs of the classifiers: those with the best H on these tests." in text
+    assert "Classifier epochs: chosen by the best H on this test." in text

@@ -1,7 +1,7 @@
-"""From run folders to numbers, tables and figures. Reads files only, and knows neither torch nor the engine.
+"""Numbers, tables and figures from run folders, without torch.
 
-The figures are in `rkr.report.figures`, which is not imported here because matplotlib takes its time. The functions
-`scan`, `protocol` and `compare` are in modules of their names.
+`rkr.report.figures` is not imported here because matplotlib is slow to import. The functions `scan`, `protocol` and
+`compare` are in the modules of the same names.
 """
 
 from rkr.report.compare import Comparison, comparison_json, comparison_tables

@@ -1,4 +1,4 @@
-"""`rkr compare`: methods or runs beside each other, and how far each is from the first, with the statistics."""
+"""`rkr compare`: a summary of methods or runs, and paired statistics of each against the first."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from rkr.report.groups import named_apart
 from rkr.report.protocol import Protocol, protocol, require_one_protocol
 from rkr.report.scan import Skipped, collect
 from rkr.report.statistics import Paired, paired
-from rkr.report.summary import NOTHING, Summary, points, progress, summarise, summary_cells
+from rkr.report.summary import COLUMNS, NOTHING, Summary, points, progress, summarise, summary_cells
 from rkr.report.tables import LOOK, caption, spread_json
 
 
 @dataclass(frozen=True)
 class Compared:
-    """The finished runs of one method in one of the folders."""
+    """The finished runs of one method in one folder."""
 
-    name: str  # the method, with its folder where several are called the same
+    name: str  # the method, with its folder if several have the same name
     summary: Summary
-    to_first: Paired | None  # of this minus the first; None for the first itself
+    to_first: Paired | None  # this minus the first; None for the first
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` found; the first is what the others are compared with."""
+    """The result of `compare`. The others are compared with the first."""
 
     protocol: Protocol
     compared: tuple[Compared, ...]
-    skipped: tuple[Skipped, ...]  # runs that are not finished among them
+    skipped: tuple[Skipped, ...]  # includes unfinished runs
 
     @property
     def measure(self) -> str:
-        """What is compared: "accuracy", or "H" of zero-shot tasks."""
+        """The measure that is compared: "accuracy", or "H" for zero-shot tasks."""
         return self.compared[0].summary.measure
 
 
 def compare(folders: Sequence[str | os.PathLike[str]]) -> Comparison:
-    """Compare runs, methods or all methods of a recipe: whatever lies in the folders.
+    """Compare all runs in some folders: single runs, methods or whole recipes.
 
-    A run that an earlier folder has already is not taken twice, so that `runs/x/rkr runs/x` compares all methods of x
-    with rkr. UsageError if protocols differ, or if there is nothing to compare.
+    Each run counts for the first folder that contains it, so `runs/x/rkr runs/x` compares all methods of x with rkr.
+    Raises UsageError if the protocols differ or if there is nothing to compare.
     """
     skipped: dict[Path, Skipped] = {}
     groups: list[tuple[Path, list[Result]]] = []
@@ -68,14 +68,14 @@ def compare(folders: Sequence[str | os.PathLike[str]]) -> Comparison:
                 taken.add(real)
                 methods.setdefault((result.recipe, result.method), []).append(result)
             else:
-                skipped[result.folder] = Skipped(result.folder, f"not finished: {progress(result)}")
+                skipped[result.folder] = Skipped(result.folder, f"unfinished: {progress(result)}")
         if not methods:
             left = [f"{item.path}: {item.reason}" for item in skipped.values() if item.path.is_relative_to(folder)]
-            why = "all of its runs are in the other folders" if again else "; ".join(left) or "there is no run in it"
-            raise UsageError(f"{folder}: no finished run to compare ({why})")
+            why = "all of its runs are in an earlier folder" if again else "; ".join(left) or "it contains no runs"
+            raise UsageError(f"{folder}: no finished runs to compare ({why})")
         groups += [(folder, runs) for runs in methods.values()]
     if len(groups) < 2:
-        raise UsageError(f"{groups[0][0]}: only {groups[0][1][0].method} is there; give something to compare it with")
+        raise UsageError(f"{groups[0][0]}: contains only {groups[0][1][0].method}; give something to compare it with")
     require_one_protocol([run for _, runs in groups for run in runs])
     first = groups[0][1]
     return Comparison(
@@ -89,7 +89,7 @@ def compare(folders: Sequence[str | os.PathLike[str]]) -> Comparison:
 
 
 def _names(groups: Sequence[tuple[Path, list[Result]]]) -> list[str]:
-    """The method alone where that is enough; else with its folder, or the run's own if it is one run."""
+    """The method, with its folder (or the folder of a single run) if several methods have the same name."""
     methods = [runs[0].method for _, runs in groups]
     return [
         f"{method} ({runs[0].folder if len(runs) == 1 else folder})" if methods.count(method) > 1 else method
@@ -98,15 +98,14 @@ def _names(groups: Sequence[tuple[Path, list[Result]]]) -> list[str]:
 
 
 def comparison_tables(comparison: Comparison) -> list[Table]:
-    """Each by itself, then the differences to the first."""
+    """A table of the methods, and a table of their differences from the first."""
     measure, first = comparison.measure, comparison.compared[0]
-    names = ("runs", measure, "forgets", "inferred", "incremental", "capacity")
+    names = ("runs", measure, "forgetting", "agnostic", "incremental", "capacity")
     found = summary_cells([one.summary for one in comparison.compared], names)
     each = Table(
         caption=caption(
-            f"mean {measure} over all tasks at the end, in %, ± 95 % confidence over runs",
-            "inferred: without being told the task" if "inferred" in found else "",
-            "incremental: the mean of that after each task" if "incremental" in found else "",
+            f"mean {measure} over all tasks after the last one, in %, ± 95 % confidence interval over runs",
+            *(COLUMNS[name].short for name in found),
             f"protocol {comparison.protocol.hash}",
         ),
         **LOOK,
@@ -117,10 +116,13 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
     for i, one in enumerate(comparison.compared):
         each.add_row(Text(one.name), *(column[i].text for column in found.values()))
     to_first = Table(
-        caption=caption("paired over the same orders and seeds: points, ± 95 % confidence, p of the t-test"), **LOOK
+        caption=caption(
+            "paired over the same orders and seeds: points, ± 95 % confidence interval, p of the paired t-test"
+        ),
+        **LOOK,
     )
     to_first.add_column(Text(f"minus {first.name}"), overflow="fold")
-    for name in ("difference", "p", "pairs", "without a partner"):
+    for name in ("difference", "p", "pairs", "unpaired"):
         to_first.add_column(name, justify="right", overflow="fold")
     for one in comparison.compared[1:]:
         assert one.to_first is not None
@@ -129,17 +131,17 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
 
 
 def _cells(found: Paired) -> tuple[str, str, str, str]:
-    alone = ", ".join(found.left_out) or NOTHING
+    unpaired = ", ".join(found.unpaired) or NOTHING
     if found.difference is None:
-        return NOTHING, NOTHING, "0", alone
+        return NOTHING, NOTHING, "0", unpaired
     half = found.difference.half_width
     difference = points(found.difference) + ("" if half is None else f" ± {100 * half:.2f}")
     p = NOTHING if found.p is None else f"{found.p:.2g}" if found.p >= 1e-4 else "< 0.0001"
-    return difference, p, str(found.difference.n), alone
+    return difference, p, str(found.difference.n), unpaired
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
-    """All of it as plain values: accuracies (or H) in percent, differences in points, None if unknown."""
+    """The comparison as JSON: accuracies (or H) in percent, differences in points, None if not available."""
     methods = []
     for one in comparison.compared:
         s, found = one.summary, one.to_first
@@ -149,9 +151,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
                 "method": s.method,
                 "runs": list(s.runs),
                 "accuracy": spread_json(s.accuracy),
-                "forgetting": spread_json(s.forgetting),
-                "agnostic": spread_json(s.agnostic),
-                "incremental": spread_json(s.incremental),
+                **{key: spread_json(value) for key, value in s.metrics.items()},
                 "capacity": s.capacity,
                 "to_first": None
                 if found is None
@@ -159,7 +159,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
                     "difference": spread_json(found.difference),
                     "p": found.p,
                     "pairs": list(found.pairs),
-                    "without_partner": list(found.left_out),
+                    "unpaired": list(found.unpaired),
                 },
             }
         )

@@ -1,6 +1,6 @@
-"""Tables as files: Markdown and LaTeX with the numbers as they are printed, CSV with the numbers as they are.
+"""Tables as files: Markdown and LaTeX with rounded numbers, CSV with full precision.
 
-CSV has fractions in full precision and empty fields for what is unknown; LaTeX needs the package booktabs.
+CSV files contain fractions and leave unknown values empty. LaTeX tables need the package booktabs.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from rkr.experiment.metrics import Spread
 from rkr.experiment.results import Result
 from rkr.report.groups import comparable
 from rkr.report.names import file_stems
-from rkr.report.summary import NOTHING, Paper, Summary, summarise, summary_cells, zero_shot_cells
+from rkr.report.summary import METRICS, NOTHING, Paper, Summary, summarise, summary_cells, zero_shot_cells
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table twice: as it is printed, its first column being text, and as numbers."""
+    """A table as printed text and as raw values. The first column is text."""
 
-    name: str  # of its files, without an ending
+    name: str  # file name without extension
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     raw_header: Sequence[str]
@@ -42,11 +42,11 @@ def write_tables(
     papers: Mapping[str, Paper] | None = None,
     failed: Callable[[Path, Exception], None] | None = None,
 ) -> list[Path]:
-    """Write the tables of each recipe, every table as .md, .csv and .tex; the files that were written.
+    """Write the tables of each recipe as .md, .csv and .tex files, and return their paths.
 
-    These are a summary of the methods, each task at the end of each run, U, S and H of zero-shot tasks, and the matrix
-    of each run. `papers` has the paper's numbers by recipe. Runs of different protocols come in different tables.
-    `failed` is told of a table that cannot be made, and the others are written; without it the error is raised.
+    For each recipe and protocol: a summary of the methods, the final accuracy on each task of each run, U, S and H of
+    zero-shot tasks, and the accuracy matrix of each run. `papers` holds the paper's numbers by recipe. If a table
+    cannot be made, `failed` is called with its path and the error; without `failed`, the error is raised.
     """
     folder = Path(folder)
     written: list[Path] = []
@@ -60,8 +60,8 @@ def write_tables(
             sheet = make()
             if sheet is None:
                 continue
-            for ending, text in (("md", markdown(sheet)), ("csv", comma_separated(sheet)), ("tex", latex(sheet))):
-                path = folder / f"{stem}.{ending}"
+            for extension, text in (("md", markdown(sheet)), ("csv", comma_separated(sheet)), ("tex", latex(sheet))):
+                path = folder / f"{stem}.{extension}"
                 write_atomic(path, text.encode("utf-8", "replace"), durable=False)
                 written.append(path)
         except FileError:
@@ -74,11 +74,11 @@ def write_tables(
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Which tables there are
+# The tables
 
 
 def _sheets(name: str, runs: Sequence[Result], paper: Paper) -> Iterator[tuple[str, Callable[[], Sheet | None]]]:
-    """The name of each table and what makes it, None where it would be empty."""
+    """The name of each table and a function that makes it, or returns None if the table is empty."""
     yield f"{name}-summary", lambda: _summary(f"{name}-summary", summarise(runs, paper))
     begun = [run for run in runs if run.done]
     if begun:
@@ -94,16 +94,14 @@ def _summary(name: str, summaries: Sequence[Summary]) -> Sheet | None:
     if not summaries:
         return None
     cells = summary_cells(summaries)
-    spreads = ("accuracy", "forgetting", "backward_transfer", "forward_transfer", "agnostic", "incremental")
     raw_header = ["method", "measure", "runs"]
-    raw_header += [f"{which}{of}" for which in spreads for of in ("", "_std", "_half_width")]
+    raw_header += [f"{key}{of}" for key in ("accuracy", *METRICS) for of in ("", "_std", "_half_width")]
     raw_header += ["paper_percent", "paper_half_width_percent", "aopd", "mopd", "capacity_percent", "bytes"]
     raw_header += ["epoch_seconds", "identical_pairs", "pairs"]
     raw_rows = []
     for s in summaries:
         row: list[Any] = [s.method, s.measure, len(s.runs)]
-        for which in spreads:
-            value: Spread | None = getattr(s, which)
+        for value in (s.accuracy, *s.metrics.values()):
             row += [None] * 3 if value is None else [value.mean, value.std, value.half_width]
         row += [None, None] if s.paper is None else s.paper
         row += [None, None] if s.robustness is None else [s.robustness.mean, s.robustness.worst]
@@ -113,7 +111,7 @@ def _summary(name: str, summaries: Sequence[Summary]) -> Sheet | None:
 
 
 def _tasks(name: str, runs: Sequence[Result]) -> Sheet:
-    """Each task at the end, a row for each run; tasks have their names where all runs learn the same in one order."""
+    """The final accuracy on each task, one row per run. Tasks are named if they are the same in all runs."""
     n = len(runs[0].tasks)
     same = all(run.tasks == runs[0].tasks for run in runs)
     tasks = list(runs[0].tasks) if same else [f"task {number}" for number in range(1, n + 1)]
@@ -126,12 +124,12 @@ def _tasks(name: str, runs: Sequence[Result]) -> Sheet:
 
 
 def with_deviation(value: Spread) -> str:
-    """A mean in percent, and the standard deviation in parentheses."""
+    """Format a mean in percent with its standard deviation in parentheses."""
     return f"{100 * value.mean:.1f}" + ("" if value.std is None else f" ({100 * value.std:.1f})")
 
 
 def _zero_shot(name: str, cells: Mapping[str, Mapping[str, Spread]]) -> Sheet:
-    """U, S and H of each data set at the end: the mean over runs, and their standard deviation in parentheses."""
+    """U, S and H of each dataset after the last task: mean over runs (standard deviation)."""
     raw = [
         [method, *which.rsplit(" ", 1), value.n, value.mean, value.std, value.half_width]
         for method, row in cells.items()
@@ -156,7 +154,7 @@ def _matrix(name: str, run: Result) -> Sheet:
 
 
 def markdown(sheet: Sheet) -> str:
-    """A table of GitHub's Markdown."""
+    """The table in GitHub-flavoured Markdown."""
 
     def line(cells: Sequence[str]) -> str:
         escaped = (re.sub(r"([\\|<`])", r"\\\1", " ".join(cell.split())) for cell in cells)
@@ -167,7 +165,7 @@ def markdown(sheet: Sheet) -> str:
 
 
 def comma_separated(sheet: Sheet) -> str:
-    """Numbers with all the digits that tell them from others."""
+    """The raw values as CSV, in full precision."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(sheet.raw_header)
@@ -176,7 +174,7 @@ def comma_separated(sheet: Sheet) -> str:
 
 
 def latex(sheet: Sheet) -> str:
-    """A tabular of booktabs, to be put into a table with a caption."""
+    """The table as a booktabs tabular."""
 
     def line(cells: Sequence[str]) -> str:
         return " & ".join(map(_tex, cells)) + r" \\"
@@ -191,7 +189,7 @@ _TEX = str.maketrans(
         **{character: f"\\{character}" for character in "&%$#_{}"},
         **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
         **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"},
-        **{"[": "{[}", "*": "{*}"},  # a row that begins with one would be taken for an argument of \\
+        **{"[": "{[}", "*": "{*}"},  # at the start of a row, they would be read as an argument of \\
         **{"±": r"$\pm$", "·": r"\textperiodcentered{}", "–": "--"},
     }
 )

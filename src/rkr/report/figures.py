@@ -1,8 +1,8 @@
-"""Figures for print from results, each as PNG and as SVG; the same results give the same bytes of SVG.
+"""Figures for papers, as PNG and SVG. The same results give identical SVG files.
 
-They are as wide as a column of a paper or as both, so that they need not be scaled and their letters stay at 7 to 9
-points. Letters of SVG files are outlines: they look the same wherever the file goes, with no font to be installed or
-embedded, and the layout that was computed for them holds. Colours and markers are those of `rkr.report.looks`.
+Figures are one or two columns of a paper wide, so they need no scaling and text stays at 7 to 9 points. Text in SVG
+files is drawn as outlines: it looks the same everywhere and needs no fonts. Colours and markers come from
+`rkr.report.looks`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import matplotlib.style
@@ -35,15 +34,15 @@ from rkr.experiment.results import Result
 from rkr.report.groups import by_method
 from rkr.report.looks import look_of
 from rkr.report.names import file_stems, shortened
-from rkr.report.summary import Paper, summarise
+from rkr.report.summary import Paper, spreads, summarise
 
-SINGLE, DOUBLE = 3.3, 6.9  # inches: one column of a paper, and both
-PALE, GREY = 0.25, "#404040"  # how much of its colour a pale bar has; the colour of what is of no method
-NAME, LABEL = 40, 26  # characters of a name in a title; of a line in a legend
+SINGLE, DOUBLE = 3.3, 6.9  # inches: one and two columns of a paper
+PALE, GREY = 0.25, "#404040"  # opacity of pale bars; colour of what belongs to no method
+NAME, LABEL = 40, 26  # characters of a name in a title and of a line in a legend
 DPI = 300
-ANNOTATED = 20  # more tasks than this leave no room for numbers in the matrix
+ANNOTATED = 20  # with more tasks, numbers do not fit into the matrix
 STYLE = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so every machine draws the same
+    "font.family": "DejaVu Sans",  # included in matplotlib, so figures are the same on every machine
     "font.size": 8,
     "axes.titlesize": 8.5,
     "axes.linewidth": 0.7,
@@ -57,50 +56,49 @@ STYLE = {
     "legend.frameon": False,
     "legend.fontsize": 7.5,
     "legend.handlelength": 3,
-    "text.parse_math": False,  # a name may have a $ in it
+    "text.parse_math": False,  # names may contain $
     "svg.fonttype": "path",
     "svg.hashsalt": "rkr",
 }
 
 
 def accuracy_over_tasks(results: Sequence[Result], path: str | os.PathLike[str]) -> list[Path]:
-    """Mean accuracy over the tasks so far, after each task: a line for each method, a 95 % band over its runs.
+    """Mean accuracy over the tasks learned so far: one line per method with a 95 % confidence band over its runs.
 
-    Bands are drawn from three runs on: of two, Student's interval is as wide as the figure.
-    A run that is not finished has a thin line of its own with hollow marks and is no part of its method's mean.
+    Bands need at least three runs: with two, Student's interval is as wide as the figure. Unfinished runs are thin
+    lines with hollow markers and are not part of the mean.
     """
     methods = by_method(results)
     tasks = len(results[0].tasks)
     with _figure((DOUBLE, 3.2)) as figure:
         axes = figure.add_subplot()
-        lines: list[tuple[float, Any]] = []  # by where they end, so that the legend is in the order of the lines
+        lines: list[tuple[float, Any]] = []  # with their last value: the legend follows the order of the lines
         several = False
         for method, runs in methods.items():
             dashes = look_of(method).dashes
             look = {**_look(method), "linestyle": (0, dashes) if dashes else "-"}
-            means = [[100 * value for value in metrics.running_mean(r.matrix)] for r in runs if r.finished]
-            if means:
-                spreads = [metrics.spread(column) for column in zip(*means, strict=True)]
-                x, y = range(1, tasks + 1), np.array([s.mean for s in spreads])
+            found = spreads(metrics.running_mean(run.matrix) for run in runs if run.finished)
+            if found:
+                x, y = range(1, tasks + 1), np.array([100 * s.mean for s in found])
                 (line,) = axes.plot(x, y, label=method, **look)
                 lines.append((y[-1], line))
-                if len(means) >= metrics.FOR_A_BAND:
+                if found[0].n >= metrics.FOR_A_BAND:
                     several = True
-                    half = np.array([s.half_width for s in spreads], dtype=float)
+                    half = 100 * np.array([s.half_width for s in found], dtype=float)
                     low, high = np.clip(y - half, 0, 100), np.clip(y + half, 0, 100)
                     axes.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
             for run in runs:
                 if not run.finished and run.done:
                     y = np.array(metrics.running_mean(run.matrix)) * 100
-                    label = f"{method}, order {run.label}, not finished"
+                    label = f"{method}, order {run.label}, unfinished"
                     open_: dict[str, Any] = {"linewidth": 0.7, "markerfacecolor": "white"}
                     (line,) = axes.plot(range(1, run.done + 1), y, label=label, **look, **open_)
                     lines.append((y[-1], line))
         if not lines:
-            raise UsageError("no run has learned a task yet")
+            raise UsageError("no run has finished a task yet")
         axes.set_xlabel("tasks learned")
-        axes.set_ylabel(f"mean {results[0].measure} on them (%)")
-        bands = " (bands: 95 % confidence over runs)" if several else ""
+        axes.set_ylabel(f"mean {results[0].measure} on tasks learned (%)")
+        bands = " (bands: 95 % confidence intervals over runs)" if several else ""
         axes.set_title(shortened(results[0].recipe, NAME) + bands, loc="left")
         _percents(axes)
         axes.set_xlim(0.7, tasks + 0.3)
@@ -112,11 +110,8 @@ def accuracy_over_tasks(results: Sequence[Result], path: str | os.PathLike[str])
 
 
 def during_after(results: Sequence[Result], path: str | os.PathLike[str]) -> list[Path]:
-    """Accuracy on each task right after learning it and at the end: a panel for each method, means over its runs."""
-    methods = {m: [r for r in runs if r.finished] for m, runs in by_method(results).items()}
-    methods = {method: runs for method, runs in methods.items() if runs}
-    if not methods:
-        raise UsageError("no run is finished")
+    """Accuracy on each task right after learning it and after all tasks: one panel per method, means over its runs."""
+    methods = _finished(results)
     tasks = results[0].tasks
     columns = min(len(methods), 2 if len(methods) <= 6 else 3)
     rows = math.ceil(len(methods) / columns)
@@ -127,8 +122,7 @@ def during_after(results: Sequence[Result], path: str | os.PathLike[str]) -> lis
         for axes, (method, runs) in zip(grid.flat, methods.items(), strict=False):
             colour = look_of(method).colour
             for shift, pale, measure in ((-0.2, True, metrics.during), (0.2, False, metrics.after)):
-                of_runs = zip(*(measure(run.matrix) for run in runs), strict=True)
-                heights = [100 * fmean(values) for values in of_runs]
+                heights = [100 * s.mean for s in spreads(measure(run.matrix) for run in runs)]
                 axes.bar(x + shift, heights, 0.36, color=(colour, PALE if pale else 1), edgecolor=colour, linewidth=0.6)
             said = f", mean of {len(runs)} runs" if len(runs) > 1 else ""
             axes.set_title(shortened(method, int(11 * width) - len(said)) + said, loc="left")
@@ -143,9 +137,9 @@ def during_after(results: Sequence[Result], path: str | os.PathLike[str]) -> lis
         else:
             bins = 12 if columns < 3 else 6
             grid[0, 0].xaxis.set_major_locator(MaxNLocator(integer=True, nbins=bins, min_n_ticks=1))
-            figure.supxlabel("task, in the order of learning", fontsize=8)
+            figure.supxlabel("task, in learning order", fontsize=8)
         if columns == 3:
-            grid[0, 0].set_yticks([0, 50, 100])  # ticks of many panels take most of the time
+            grid[0, 0].set_yticks([0, 50, 100])  # drawing ticks in many panels is slow
         figure.supylabel(f"{results[0].measure} (%)", fontsize=8)
         handles = [Patch(facecolor=(GREY, alpha), edgecolor=GREY) for alpha in (PALE, 1)]
         figure.legend(handles, ["right after learning", "after all tasks"], loc="outside upper right", ncols=2)
@@ -153,10 +147,10 @@ def during_after(results: Sequence[Result], path: str | os.PathLike[str]) -> lis
 
 
 def accuracy_matrix(result: Result, path: str | os.PathLike[str]) -> list[Path]:
-    """The accuracy matrix of a run as a heat map: a row after each task, a column for each task."""
+    """The accuracy matrix of a run as a heat map: one row per task learned, one column per task tested."""
     rows = result.matrix
     if not rows:
-        raise UsageError(f"{result.folder}: no task has been learned yet")
+        raise UsageError(f"{result.folder}: no task learned yet")
     low, high = _range([value for row in rows for value in row])
     n = len(rows)
     width = SINGLE if n <= 10 else DOUBLE
@@ -170,20 +164,19 @@ def accuracy_matrix(result: Result, path: str | os.PathLike[str]) -> list[Path]:
         progress = "" if result.finished else f", {result.done} of {len(result.tasks)} tasks"
         recipe, method = shortened(result.recipe, NAME), shortened(result.method, NAME)
         title = f"{recipe}: {method}, order {shortened(result.label, NAME)}{progress}"
-        axes.set_title(textwrap.fill(title, int(11 * width)), loc="left")  # wrapped here, or a $ begins a formula
+        axes.set_title(
+            textwrap.fill(title, int(11 * width)), loc="left"
+        )  # wrapped here because matplotlib would parse $ as math
         _colour_bar(figure, mesh, axes, result.measure)
         return _write(figure, path)
 
 
 def accuracy_matrices(results: Sequence[Result], path: str | os.PathLike[str]) -> list[Path]:
-    """The accuracy matrix of every method side by side on one scale, means over its finished runs at each place."""
-    methods = {m: [r.matrix for r in runs if r.finished] for m, runs in by_method(results).items()}
-    methods = {method: matrices for method, matrices in methods.items() if matrices}
-    if not methods:
-        raise UsageError("no run is finished")
+    """The accuracy matrices of all methods on one colour scale, each the mean over the finished runs."""
+    methods = _finished(results)
     means = {
-        method: [[fmean(values) for values in zip(*places, strict=True)] for places in zip(*matrices, strict=True)]
-        for method, matrices in methods.items()
+        method: [[s.mean for s in spreads(rows)] for rows in zip(*(run.matrix for run in runs), strict=True)]
+        for method, runs in methods.items()
     }
     low, high = _range([value for rows in means.values() for row in rows for value in row])
     columns = min(len(methods), 4)
@@ -206,8 +199,17 @@ def accuracy_matrices(results: Sequence[Result], path: str | os.PathLike[str]) -
         return _write(figure, path)
 
 
+def _finished(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """The finished runs of each method."""
+    methods = {method: [run for run in runs if run.finished] for method, runs in by_method(results).items()}
+    methods = {method: runs for method, runs in methods.items() if runs}
+    if not methods:
+        raise UsageError("no finished runs")
+    return methods
+
+
 def _range(values: Sequence[float]) -> tuple[int, int]:
-    """The tens, in percent, between which fractions lie."""
+    """The multiples of 10 % that enclose some fractions."""
     low, high = 10 * math.floor(10 * min(values)), 10 * math.ceil(10 * max(values))
     return low, max(high, low + 10)
 
@@ -243,13 +245,13 @@ def accuracy_against_capacity(
     paper: Paper | None = None,
     capacity: Mapping[str, float] | None = None,
 ) -> list[Path]:
-    """The trade-off: every method a point with its 95 % interval; the paper's values, where it has both, are hollow.
+    """Accuracy against capacity: one point per method with its 95 % confidence interval. Hollow points are the paper's.
 
-    `paper` has the paper's accuracy and half-width for a method, `capacity` its capacity, all in percent.
+    `paper` holds the paper's accuracy and half-width of each method, `capacity` its capacity, all in percent.
     """
     summaries = summarise(results)
     if not summaries:
-        raise UsageError("no run is finished")
+        raise UsageError("no finished runs")
     dots = [
         (s.method, s.capacity, 100 * s.accuracy.mean, s.accuracy.half_width and 100 * s.accuracy.half_width, "full")
         for s in summaries
@@ -279,13 +281,13 @@ def accuracy_against_capacity(
             points.append((y, label, point))
         reach = [x for _, x, *_ in dots] + [100.0]
         if max(reach) / min(reach) >= 1.5:
-            # Close above 100 % lies what matters, and other methods have several times as much.
+            # Most methods are just above 100 %, some at several times that.
             axes.set_xscale("function", functions=(_above, _from_above))
             ticks = [50, 100, 101, 102, 105, 110, 120, 150, 200, 500, 1000, 2000, 5000, 10000]
             axes.set_xticks([tick for tick in ticks if min(reach) <= tick <= max(reach)])
             axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xlabel("capacity (%; the plain network is 100)")
-        axes.set_ylabel(f"{results[0].measure} at the end (%)")
+        axes.set_xlabel("capacity (% of the original network)")
+        axes.set_ylabel(f"final {results[0].measure} (%)")
         axes.set_title(shortened(results[0].recipe, NAME), loc="left")
         axes.grid(axis="y")
         _percents(axes)
@@ -302,26 +304,33 @@ def _from_above(place: Any) -> Any:
     return 100 + np.sign(place) * (10 ** np.abs(place) - 1)
 
 
-def write_report_figures(
+def write_figures(
     results: Sequence[Result],
     folder: str | os.PathLike[str],
     prefix: str = "",
     paper: Paper | None = None,
     capacity: Mapping[str, float] | None = None,
     failed: Callable[[Path, Exception], None] | None = None,
+    each_run: bool = True,
 ) -> list[Path]:
-    """The figures that a report has of one recipe: those of its methods, none of single runs.
+    """Write all figures that the results of one recipe allow, and return their paths.
 
-    `failed` is told of a figure that cannot be drawn, and the others are written; without it the error is raised.
+    Accuracy matrices are drawn for each run, or as means over the runs of each method if `each_run` is false. If a
+    figure cannot be drawn, `failed` is called with its path and the error; without `failed`, the error is raised.
     """
     folder, written = Path(folder), []
     figures: dict[str, Callable[[Path], list[Path]]] = {}
-    if any(result.done for result in results):
-        figures["accuracy_over_tasks"] = partial(accuracy_over_tasks, results)
+    begun = [result for result in results if result.done]
+    if begun:
+        figures["accuracy_over_tasks"] = lambda path: accuracy_over_tasks(results, path)
     if any(result.finished for result in results):
         figures["accuracy_against_capacity"] = lambda path: accuracy_against_capacity(results, path, paper, capacity)
-        figures["during_after"] = partial(during_after, results)
-        figures["accuracy_matrices"] = partial(accuracy_matrices, results)
+        figures["during_after"] = lambda path: during_after(results, path)
+        if not each_run:
+            figures["accuracy_matrices"] = lambda path: accuracy_matrices(results, path)
+    if each_run:
+        names = file_stems(f"accuracy_matrix-{result.method}-{result.label}" for result in begun)
+        figures |= {name: partial(accuracy_matrix, result) for name, result in zip(names, begun, strict=True)}
     for name, draw in figures.items():
         path = folder / f"{prefix}{name}"
         try:
@@ -335,28 +344,13 @@ def write_report_figures(
     return written
 
 
-def write_figures(results: Sequence[Result], folder: str | os.PathLike[str]) -> list[Path]:
-    """All figures that the results of one recipe allow; the files that were written."""
-    folder, written = Path(folder), []
-    if any(result.done for result in results):
-        written += accuracy_over_tasks(results, folder / "accuracy_over_tasks")
-    if any(result.finished for result in results):
-        written += accuracy_against_capacity(results, folder / "accuracy_against_capacity")
-        written += during_after(results, folder / "during_after")
-    begun = [result for result in results if result.done]
-    names = file_stems(f"accuracy_matrix-{result.method}-{result.label}" for result in begun)
-    for result, name in zip(begun, names, strict=True):
-        written += accuracy_matrix(result, folder / name)
-    return written
-
-
 def _look(method: str) -> dict[str, Any]:
     look = look_of(method)
     return {"color": look.colour, "marker": look.marker}
 
 
 def _percents(axes: Axes) -> None:
-    """No room below 0 and above 100 %, but for what stands at the edge."""
+    """Limit the axis to 0 to 100 %, without clipping markers at the edge."""
     low, high = axes.get_ylim()
     axes.set_ylim(max(low, 0), min(high, 100))
     for line in axes.lines:
@@ -364,10 +358,10 @@ def _percents(axes: Axes) -> None:
 
 
 def _legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
-    """A legend to the right of everything, whole whatever the names are: long ones take several lines."""
+    """A legend to the right of the figure. Long names are wrapped."""
     legend = figure.legend(handles, ["-"] * len(labels), loc="outside right center")
     for text, label in zip(legend.get_texts(), labels, strict=True):
-        text.set_text(_lines(label))  # set here, or "_a" is left out
+        text.set_text(_lines(label))  # set afterwards because matplotlib skips labels that start with _
     lines = sum(_lines(label).count("\n") + 1 for label in labels)
     figure.set_figheight(max(3.2, 0.17 * lines))
 
@@ -377,7 +371,7 @@ def _lines(label: str) -> str:
 
 
 def _hide(grid: Any, used: int) -> None:
-    """Show as many panels of a grid; the lowest of each column has the numbers of the tasks."""
+    """Hide unused panels of a grid, and label only the lowest panel of each column."""
     columns = grid.shape[1]
     for number, axes in enumerate(grid.flat):
         axes.set_visible(number < used)
@@ -385,7 +379,7 @@ def _hide(grid: Any, used: int) -> None:
 
 
 def _ticks(axes: Axes, n: int, tasks: Sequence[str]) -> None:
-    """Task numbers on both axes; on the rows also their names, unless they end in the number or there are many."""
+    """Task numbers on both axes. Rows also show the task names, unless they end in the number or there are too many."""
     if n <= ANNOTATED:
         axes.set_xticks(range(1, n + 1))
         labels = [str(i) if name.endswith(f"-{i}") else f"{name}  {i}" for i, name in enumerate(tasks, 1)]
@@ -397,13 +391,13 @@ def _ticks(axes: Axes, n: int, tasks: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _figure(size: tuple[float, float]) -> Iterator[Figure]:
-    """A figure in our style, whatever style the user has set; pyplot's global state is not touched."""
+    """A figure in our style, independent of the user's style and of pyplot's global state."""
     with matplotlib.style.context(["default", STYLE]):
         yield Figure(figsize=size, dpi=DPI, layout="constrained")
 
 
 def _write(figure: Figure, path: str | os.PathLike[str]) -> list[Path]:
-    """Write `path`.png and `path`.svg, each by a rename, so that a reader never meets half a file."""
+    """Write `path`.png and `path`.svg atomically."""
     path = Path(path)
     if path.suffix in (".png", ".svg"):
         path = path.with_suffix("")
@@ -411,14 +405,14 @@ def _write(figure: Figure, path: str | os.PathLike[str]) -> list[Path]:
     layout = figure.get_layout_engine()
     assert layout is not None
     layout.execute(figure)
-    figure.set_layout_engine("none")  # what was found holds for both files, and takes as long as drawing them
+    figure.set_layout_engine("none")  # reuse the layout for both files: it takes as long as drawing them
     for kind in ("png", "svg"):
         content = io.BytesIO()
-        # Not by savefig, which draws everything once more to see how large it is.
+        # Faster than savefig, which draws everything twice.
         if kind == "png":
             FigureCanvasAgg(figure).print_png(content)  # type: ignore[no-untyped-call]
         else:
-            figure.set_dpi(72)  # SVG counts in points
+            figure.set_dpi(72)  # SVG uses points
             FigureCanvasSVG(figure).print_svg(content, metadata={"Date": None})  # type: ignore[no-untyped-call]
         target = path.with_name(f"{path.name}.{kind}")
         write_atomic(target, content.getvalue(), durable=False)

@@ -1,4 +1,4 @@
-"""`rkr.results`: runs as a tidy table of pandas, for analyses of one's own."""
+"""`rkr.results`: runs as a tidy pandas DataFrame."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 BEFORE = ("recipe", "method", "order", "seed", "protocol", "task", "task_number", "after", "after_number")
 COST = ("capacity_percent", "bytes", "parameters", "multiply_adds")
 AFTER = ("agnostic", "unchanged", *COST, "finished", "folder", "commit", "train_seconds")
-TYPES = {  # the same for any runs; multiply-adds and "unchanged" may be unknown
+TYPES = {  # equal for all runs; multiply_adds and unchanged may be missing
     **dict.fromkeys(("seed", "task_number", "after_number", "bytes", "parameters"), "int64"),
     **dict.fromkeys(("agnostic", "capacity_percent", "train_seconds"), "float64"),
     **{"multiply_adds": "Int64", "unchanged": "boolean", "finished": "bool"},
@@ -26,21 +26,22 @@ TYPES = {  # the same for any runs; multiply-adds and "unchanged" may be unknown
 
 
 def results(root: str | os.PathLike[str], *more: str | os.PathLike[str]) -> pd.DataFrame:
-    """All runs at or below some folders as a pandas frame: a row for each task of a run after each task learned.
+    """Load all runs at or below some folders into a DataFrame: one row per run, task learned and task tested.
 
     Columns:
-        recipe, method, order, seed, protocol: The run; `protocol` is the hash of what makes runs comparable.
-        task, task_number: What was tested.
+        recipe, method, order, seed, protocol: The run. `protocol` is the hash of the settings that comparable runs
+            share.
+        task, task_number: The task that was tested.
         after, after_number: The task that had just been learned.
         accuracy, top5, or H, U, S for zero-shot tasks: Fractions, with the task given.
-        agnostic: Accuracy with the task inferred, NaN where it was not computed.
-        unchanged: Whether the task's logits are bit for bit those of when it was learned.
-        capacity_percent, bytes, parameters, multiply_adds: What network and tasks cost by then.
-        finished, folder, commit: Of the run.
-        train_seconds: How long `after` took to learn.
+        agnostic: Task-agnostic accuracy, NaN if it was not computed.
+        unchanged: Whether the logits of the task are bit-identical to those when it was learned.
+        capacity_percent, bytes, parameters, multiply_adds: The cost of the network and all tasks learned so far.
+        finished, folder, commit: The run's state, location and code version.
+        train_seconds: Training time of the task `after`.
 
-    Folders that cannot be used are in `frame.attrs["skipped"]` as (folder, reason), with a warning if there are any
-    but runs that have just begun. Means over rows are comparable only where `protocol` is the same.
+    Skipped folders are in `frame.attrs["skipped"]` as (folder, reason), with a warning unless they are runs that have
+    only just started. Average only rows with equal `protocol`.
     """
     try:
         import pandas as pd
@@ -50,8 +51,8 @@ def results(root: str | os.PathLike[str], *more: str | os.PathLike[str]) -> pd.D
     found = scan(root, *more)
     damaged = [item for item in found.skipped if item.reason != BEGUN]
     if damaged:
-        text = f"{len(damaged)} folders were skipped, such as {damaged[0].path}: {damaged[0].reason}"
-        warnings.warn(f"{text}; all are in attrs['skipped']", UserWarning, stacklevel=2)
+        text = f"skipped {len(damaged)} folders, such as {damaged[0].path}: {damaged[0].reason}"
+        warnings.warn(f"{text}; see attrs['skipped'] for all", UserWarning, stacklevel=2)
     measures = list(dict.fromkeys(name for result in found.results for name in result.measures)) or CLASSIFICATION
     rows = [row for result in found.results for row in _rows(result)]
     frame = pd.DataFrame(rows, columns=[*BEFORE, *measures, *AFTER])

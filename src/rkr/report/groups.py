@@ -1,4 +1,4 @@
-"""Which runs are shown together, and which may be compared at all."""
+"""Group runs by recipe, protocol, method and options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rkr.report.protocol import ANOTHER_FIRST, canonical, group_by_protocol, req
 
 
 def by_recipe(results: Iterable[Result]) -> dict[str, list[Result]]:
-    """The runs of each recipe."""
+    """Group runs by recipe."""
     recipes: dict[str, list[Result]] = {}
     for result in results:
         recipes.setdefault(result.recipe, []).append(result)
@@ -21,10 +21,10 @@ def by_recipe(results: Iterable[Result]) -> dict[str, list[Result]]:
 
 
 def comparable(results: Iterable[Result]) -> dict[str, list[Result]]:
-    """The runs in groups that may be compared, one recipe and protocol each: what a table or figure shows together.
+    """Group runs by recipe and protocol: one table or figure shows one group.
 
-    A group is called like its recipe. If that has runs of several protocols, the hash of each is in the name, and the
-    order if it is what is studied.
+    A group is named after its recipe, followed by the protocol hash if the recipe has several protocols, and by the
+    order if the experiment compares orders.
     """
     groups: dict[str, list[Result]] = {}
     for recipe, runs in by_recipe(results).items():
@@ -36,10 +36,9 @@ def comparable(results: Iterable[Result]) -> dict[str, list[Result]]:
 
 
 def by_studied_order(runs: Sequence[Result]) -> dict[str, list[Result]]:
-    """The runs by their order, if some have another data set first; else all together, under "".
+    """Group runs by order if the experiment compares which dataset comes first; otherwise one group named "".
 
-    What comes first is then the experiment, and a mean over it would say nothing. Orders by a seed, or the published
-    ones of images, are repetitions.
+    Random orders and the published orders of image tasks are repetitions and are averaged.
     """
     if not any(run.order.startswith(ANOTHER_FIRST) for run in runs):
         return {"": list(runs)}
@@ -47,9 +46,9 @@ def by_studied_order(runs: Sequence[Result]) -> dict[str, list[Result]]:
 
 
 def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """The runs of each method, checked to be comparable: one recipe and protocol, as many tasks, no run twice."""
+    """Group runs by method, after checking that they share recipe, protocol and task count, without duplicates."""
     if not results:
-        raise UsageError("there are no results")
+        raise UsageError("no results")
     recipes = sorted({result.recipe for result in results})
     if len(recipes) > 1:
         raise UsageError(f"runs of different recipes cannot be compared: {', '.join(recipes)}")
@@ -60,7 +59,7 @@ def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
     for result in results:
         runs = methods.setdefault(result.method, [])
         if any((run.order, run.seed) == (result.order, result.seed) for run in runs):
-            raise UsageError(f"{result.folder}: {result.method} {result.label} is there twice")
+            raise UsageError(f"{result.folder}: duplicate run of {result.method} {result.label}")
         if runs:
             _require_same_options(runs[0], result)
         runs.append(result)
@@ -68,21 +67,21 @@ def by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 
 def _require_same_options(a: Result, b: Result) -> None:
-    """A method's name does not tell its options. One that only one run knows came with a later version."""
+    """Refuse to average runs with different options. An option that only one run has was added in a later version."""
     old, new = a.options, b.options
     for name in sorted(old.keys() & new.keys()):
         if old[name] != new[name]:
             raise UsageError(
-                f"{a.method} has {name} {old[name]!r} in {a.folder}, but {new[name]!r} in {b.folder}: "
-                "runs with different options are not averaged; give one of them another name"
+                f"{a.method} has {name}={old[name]!r} in {a.folder} and {name}={new[name]!r} in {b.folder}: "
+                "runs with different options cannot be averaged; rename one of the methods"
             )
 
 
 def named_apart(results: Sequence[Result]) -> list[Result]:
-    """The runs, those of one method with different options renamed: "rkr (rank=2)" and "rkr (rank=8)".
+    """Rename runs of one method with different options: "rkr (rank=2)" and "rkr (rank=8)".
 
-    Only options that runs of one recipe and protocol have with different values are in the names; a run which was made
-    before there was such an option has the plain one.
+    Names contain only options whose values differ between runs of one recipe and protocol. Runs without such an option
+    keep the plain name.
     """
     renamed: dict[int, Result] = {}
     for runs in by_recipe(results).values():
@@ -97,7 +96,7 @@ def named_apart(results: Sequence[Result]) -> list[Result]:
 
 
 def _names(runs: Sequence[Result]) -> list[str]:
-    """What the runs of a method are called, by their options."""
+    """The names of runs of one method, by their options."""
     of_runs = [flat_options(run.options) for run in runs]
     values: dict[str, set[str]] = {}
     for options in of_runs:
@@ -114,7 +113,7 @@ def _names(runs: Sequence[Result]) -> list[str]:
 
 
 def flat_options(options: Mapping[str, Any], above: str = "") -> dict[str, str]:
-    """Options within options by their path, such as "inner.rank", the values as JSON; texts as they are."""
+    """Flatten nested options to paths such as "inner.rank". Values are JSON, except for strings."""
     flat: dict[str, str] = {}
     for name, value in options.items():
         if isinstance(value, Mapping) and value:

@@ -1,4 +1,4 @@
-"""Names of runs as names of files, and as texts that fit into a figure."""
+"""Names of runs as file names and figure labels."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import hashlib
 import re
 from collections.abc import Iterable
 
-LONGEST = 80  # bytes of a stem before it is cut: file systems have room for 255, with what comes before and after it
+LONGEST = 80  # bytes; file systems allow 255, including prefix and extension
 
 
 def file_stem(name: str) -> str:
-    """What a file of that name is called: no spaces or signs; a long name is cut, with a hash of all of it."""
+    """A file name without spaces and special characters. Long names are cut and end in a hash of the full name."""
     stem = re.sub(r"[^\w.-]+", "_", name).strip("_")
     if len(stem.encode()) <= LONGEST:
         return stem
@@ -19,20 +19,20 @@ def file_stem(name: str) -> str:
 
 
 def file_stems(names: Iterable[str]) -> list[str]:
-    """Stems of which no two are the same, not even to a file system that takes "A" for "a"."""
+    """Distinct file names, even on case-insensitive file systems."""
     taken: set[str] = set()
     stems = []
     for name in names:
         stem = file_stem(name)
         while stem.casefold() in taken:
-            stem += "_"  # names that differ only in what a file cannot be called
+            stem += "_"  # names that differ only in special characters
         taken.add(stem.casefold())
         stems.append(stem)
     return stems
 
 
 def shortened(name: str, longest: int) -> str:
-    """The name, its middle left out if it is longer: names that begin alike tend to differ at the end."""
+    """Cut the middle of a long name, since names with a common start tend to differ at the end."""
     if len(name) <= longest:
         return name
     end = longest // 3

@@ -1,11 +1,11 @@
-"""What must be the same for two runs to be compared: data, split, order rule, network, head, augmentation, schedule,
-evaluation and precision.
+"""The protocol of a run: everything that must be equal for two runs to be comparable.
 
-Not part of it: the method and its options, which are what is compared; the order itself and the seed, over which a mean
-is taken; and what only rounds differently or takes longer: machine, threads, versions, commit.
+It covers data, split, order rule, network, head, augmentation, schedule, evaluation and precision. It does not cover
+the method and its options, which are compared; the order and the seed, which are averaged over; or anything that
+affects only rounding or speed, such as machine, threads, versions and commit.
 
-Settings count by exclusion. One that is not known here is part of the protocol, so that runs which differ in something
-new are never averaged by mistake.
+A setting that is not listed here as excluded is part of the protocol, so runs that differ in a new setting are never
+averaged by mistake.
 """
 
 from __future__ import annotations
@@ -23,30 +23,12 @@ from rkr.errors import UsageError
 if TYPE_CHECKING:
     from rkr.experiment.results import Result
 
-# What runs did that were made before a setting existed.
-STREAM = {"kind": "split", "validation": 0.0, "part": "test", "first": None, "limit": None, "seed": 0}
-ZERO_SHOT = {
-    "features": "res101",
-    "embedding": "att",
-    "scaler": "train",
-    "part": "test",
-    "first": None,
-    "limit": None,
-    "seed": 0,
-}
-AUGMENT = {"pad": 0, "flip": False, "rotate": 0.0}
-TRAINING = {
-    "batch": 128,
-    "optimizer": "sgd",
-    "momentum": 0.0,
-    "weight_decay": 0.0,
-    "milestones": [],
-    "gamma": 0.1,
-    "betas": [0.9, 0.999],
-    "eps": 1e-8,
-    "amsgrad": False,
-    "sampling": "passes",
-}
+# Committed runs from before a setting existed lack it; these are the values that they used.
+STREAM = {"part": "test", "first": None}
+TRAINING = {"sampling": "passes"}
+PRECISION = "32-true"
+
+# Runs record only the classifier settings that their recipe gives. These are the defaults of `ClassifierOptions`.
 CLASSIFIER = {
     "epochs": "validation",
     "longest": 100,
@@ -57,67 +39,63 @@ CLASSIFIER = {
     "lr": 1e-3,
     "betas": [0.5, 0.999],
 }
-CLASSIFIERS = "classifier."  # how its fields begin
-PRECISION = "32-true"
+CLASSIFIERS = "classifier."  # the prefix of its fields
 
-# Settings that name the run, say what is compared, or change nothing but rounding.
+# Settings that identify the run, that are compared, or that affect only rounding.
 OTHER = ("recipe", "method", "learner", "options", "order", "stream_sha256", "device")
-SPLIT = ("tasks", "validation", "limit", "part", "first")  # of the stream's settings; the others are about the data
-WITHOUT_OPTIMIZER = {"sgd": ("betas", "eps", "amsgrad"), "adam": ("momentum",)}  # settings that it does not have
+SPLIT = ("tasks", "validation", "limit", "part", "first")  # settings of the stream; the others describe the data
+WITHOUT_OPTIMIZER = {"sgd": ("betas", "eps", "amsgrad"), "adam": ("momentum",)}  # settings that the optimizer ignores
 
 PUBLISHED = "ABCDE"
-RANDOM_ORDER, PUBLISHED_ORDER = "random, by a seed", "published, A to E"
-FIRST_ORDER = "as listed, or with another data set first"
-ANOTHER_FIRST = "first-"  # how such orders are called: "first-CUB"
+RANDOM_ORDER, PUBLISHED_ORDER = "random", "published, A to E"
+FIRST_ORDER = "as listed, or with another dataset first"
+ANOTHER_FIRST = "first-"  # the prefix of such orders, as in "first-CUB"
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """What a run has in common with those that it can be compared with, by name."""
+    """The settings that comparable runs share."""
 
     fields: Mapping[str, Any]
 
     @cached_property
     def hash(self) -> str:
-        """The first 12 hexadecimal digits of the SHA-256 of the fields as JSON, keys sorted, without spaces."""
+        """The first 12 hex digits of the SHA-256 of the fields as compact JSON with sorted keys."""
         return hashlib.sha256(canonical(self.fields).encode()).hexdigest()[:12]
 
     @property
     def has_classifier(self) -> bool:
-        """Whether the method trains classifiers on what its network generates, as most do on zero-shot tasks."""
+        """Whether the method trains classifiers on generated features, as most zero-shot methods do."""
         return any(name.startswith(CLASSIFIERS) for name in self.fields)
 
 
 def protocol(result: Result) -> Protocol:
-    """The protocol of a run, from its run.json alone. Settings that it lacks count as their defaults.
-
-    It is kept with the run, since every table and figure asks for it again.
-    """
-    kept: Protocol | None = vars(result).get("_protocol")
-    if kept is None:
-        kept = Protocol(_fields(result))
-        vars(result)["_protocol"] = kept
-    return kept
+    """The protocol of a run, from its run.json. It is cached on the run."""
+    cached: Protocol | None = vars(result).get("_protocol")
+    if cached is None:
+        cached = Protocol(_fields(result))
+        vars(result)["_protocol"] = cached
+    return cached
 
 
 def differences(a: Protocol, b: Protocol) -> dict[str, tuple[Any, Any]]:
-    """The fields in which two protocols differ, with both values; None is that of a field which one has not.
+    """The fields in which two protocols differ, with both values (None for a missing field).
 
-    How the classifiers of zero-shot tasks are trained is no difference to a method that has none, such as ridge.
+    Classifier settings are ignored if one of the methods has no classifier, such as ridge.
     """
     names = list(dict.fromkeys((*a.fields, *b.fields)))
     if not (a.has_classifier and b.has_classifier):
         names = [name for name in names if not name.startswith(CLASSIFIERS)]
     if a.fields.get("order") != b.fields.get("order"):
-        names = [name for name in names if name != "data.sha256"]  # what it is made of depends on the rule
+        names = [name for name in names if name != "data.sha256"]  # its definition depends on the order rule
     pairs = {name: (a.fields.get(name), b.fields.get(name)) for name in names}
     return {name: pair for name, pair in pairs.items() if canonical(pair[0]) != canonical(pair[1])}
 
 
 def group_by_protocol(results: Iterable[Result]) -> list[tuple[Protocol, list[Result]]]:
-    """The runs of each protocol, in the order in which these first come; a group's protocol is that of most fields.
+    """Group runs by protocol, in order of first appearance.
 
-    Runs of methods without a classifier join those with one, unless these have several protocols among them.
+    Runs of methods without a classifier join the group of those with one, unless there are several such groups.
     """
     of_runs = [(result, protocol(result)) for result in results]
     distinct = {own.hash: own for _, own in of_runs}
@@ -133,7 +111,7 @@ def group_by_protocol(results: Iterable[Result]) -> list[tuple[Protocol, list[Re
 
 
 def require_one_protocol(results: Iterable[Result]) -> None:
-    """Raise UsageError, with the fields that differ and two runs that have them, unless all have one protocol."""
+    """Raise UsageError, naming two runs and the fields in which they differ, unless all runs share one protocol."""
     distinct: dict[str, tuple[Result, Protocol]] = {}
     for result in results:
         own = protocol(result)
@@ -141,14 +119,14 @@ def require_one_protocol(results: Iterable[Result]) -> None:
     for (one, a), (other, b) in combinations(distinct.values(), 2):
         found = differences(a, b)
         if found:
-            said = "; ".join(f"{name}: {_shown(x)} and {_shown(y)}" for name, (x, y) in found.items())
-            raise UsageError(f"{one.folder} and {other.folder} cannot be compared, their protocols differ in {said}")
+            said = ", ".join(f"{name} ({_shown(x)} and {_shown(y)})" for name, (x, y) in found.items())
+            raise UsageError(f"{one.folder} and {other.folder} cannot be compared: their protocols differ in {said}")
 
 
 def classifier_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """How a run trained its classifiers of zero-shot tasks, defaults among it; nothing if it has none.
+    """The classifier settings of a zero-shot run, including defaults; empty if the method has no classifier.
 
-    Epochs that were chosen on validation classes are "validation", as recipes say it.
+    Epochs that were chosen on validation classes are "validation", as in recipes.
     """
     options = _part(settings, "options")
     if "classifier" not in options:
@@ -168,11 +146,13 @@ def _fields(result: Result) -> dict[str, Any]:
     rule = _order_rule(result.order, zero_shot)
 
     fields: dict[str, Any] = {}
-    for name, value in {**(ZERO_SHOT if zero_shot else STREAM), **recorded}.items():
+    for name, value in {**STREAM, **recorded}.items():
         if name != "options":
             fields[f"{'split' if name in SPLIT else 'data'}.{name}"] = value
     of_source = _part(recorded, "options")
-    fields |= {f"data.options.{name}": value for name, value in of_source.items() if name != "path"}  # where, not what
+    fields |= {
+        f"data.options.{name}": value for name, value in of_source.items() if name != "path"
+    }  # a location, not content
     stream = _part(result.record, "stream")
     fields |= {f"data.{name}": stream.get(name) for name in ("input_shape", "mean", "std")}
     fields["data.sha256"] = _data_hash(stream, rule, recorded.get("kind"))
@@ -185,17 +165,14 @@ def _fields(result: Result) -> dict[str, Any]:
     fields |= {f"network.{name}": v for name, v in network.items() if name not in ("head", "arguments")}
     fields |= {f"network.{name}": v for name, v in _part(network, "arguments").items()}
     fields["network.parameters"] = _part(result.record, "network").get("parameters")
-    fields["head"] = network.get("head", "fc")
+    fields["head"] = network.get("head")
 
-    fields |= {f"augmentation.{name}": v for name, v in {**AUGMENT, **_part(training, "augment")}.items()}
+    fields |= {f"augmentation.{name}": v for name, v in _part(training, "augment").items()}
     fields |= {f"schedule.{name}": value for name, value in _schedule(training).items()}
-    if "classifier" in (options := _part(settings, "options")):
-        classifier = {**CLASSIFIER, **_part(options, "classifier")}
-        if isinstance(classifier["epochs"], Mapping) or type(classifier["epochs"]) is int:
-            del classifier["longest"]  # decides nothing where the epochs are given
-        if settings.get("classifier_epochs") == "validation":  # by one rule, though numbers differ between methods
-            classifier["epochs"] = "the best on validation classes"
-        fields |= {f"{CLASSIFIERS}{name}": value for name, value in classifier.items()}
+    classifier = classifier_of(settings)
+    if classifier.get("epochs") != "validation":
+        classifier.pop("longest", None)  # has no effect if the epochs are given
+    fields |= {f"{CLASSIFIERS}{name}": value for name, value in classifier.items()}
     fields["evaluation.measures"] = list(result.measures)
     fields["evaluation.task"] = "given"
     fields["precision"] = settings.get("precision", PRECISION)
@@ -204,7 +181,7 @@ def _fields(result: Result) -> dict[str, Any]:
 
 
 def _order_rule(order: str, zero_shot: bool) -> str:
-    """How orders come about. "fixed" and "first-CUB" of zero-shot tasks are one rule: which data set comes first."""
+    """The rule of an order. For zero-shot tasks, "fixed" and "first-CUB" are one rule: which dataset is first."""
     if order.isdecimal():
         return RANDOM_ORDER
     if zero_shot and (order == "fixed" or order.startswith(ANOTHER_FIRST)):
@@ -213,14 +190,14 @@ def _order_rule(order: str, zero_shot: bool) -> str:
 
 
 def _data_hash(stream: Mapping[str, Any], rule: str, kind: Any) -> str | None:
-    """A hash of the data that is the same for every order by the rule; None where the record has nothing for it.
+    """A hash of the data that is equal for all orders of a rule; None if the record has no checksums.
 
-    Where an order only rearranges the same tasks, it is over the checksums of all tasks, sorted. Where a seed decides
-    which classes make a task, it is over what tasks together have: the names of classes and the number of test images.
-    Of "split-cifar" a seed chooses the classes themselves, so nothing is left.
+    If an order only rearranges the tasks, this hashes the sorted checksums of all tasks. If the seed also decides which
+    classes form a task, it hashes all class names and the total number of test images. In "split-cifar" the seed
+    selects the classes themselves, so there is nothing to hash.
     """
     tasks = [task for task in stream.get("tasks", ()) if isinstance(task, Mapping)]
-    whole = all("unseen" in task for task in tasks)  # zero-shot: a data set is a task, whatever the order
+    whole = all("unseen" in task for task in tasks)  # zero-shot: each dataset is one task in every order
     if rule != RANDOM_ORDER or whole:
         sums = [task.get("sha256") for task in tasks]
         return _digest(sorted(map(canonical, sums))) if sums and all(sums) else None
@@ -234,16 +211,16 @@ def _data_hash(stream: Mapping[str, Any], rule: str, kind: Any) -> str | None:
 
 
 def _schedule(training: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what decides nothing: another optimizer's settings, the factor of steps that never come."""
+    """The schedule without settings that have no effect: those of other optimizers, and gamma without milestones."""
     schedule = {**TRAINING, **training}
-    out = {"augment", "seed", "memory_format", *WITHOUT_OPTIMIZER.get(str(schedule["optimizer"]), ())}
-    if not schedule["milestones"]:
+    out = {"augment", "seed", "memory_format", *WITHOUT_OPTIMIZER.get(str(schedule.get("optimizer")), ())}
+    if not schedule.get("milestones"):
         out.add("gamma")
     return {name: value for name, value in schedule.items() if name not in out}
 
 
 def _part(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """An object within another; empty if there is none."""
+    """A nested object, or {} if it is missing."""
     part = values.get(key)
     return part if isinstance(part, Mapping) else {}
 
@@ -253,7 +230,7 @@ def _sequence(values: Any) -> Sequence[Any]:
 
 
 def canonical(value: Any) -> str:
-    """JSON that is the same for the same values: 1 and 1.0 are one number."""
+    """Canonical JSON: equal values give equal text, and 1 equals 1.0."""
     return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"))
 
 

@@ -1,7 +1,7 @@
-"""Every table and figure of the paper by name: what it takes, what is done, and the paper's numbers beside ours.
+"""The tables and figures of the paper: what each needs, its progress, and our numbers next to the paper's.
 
-An exhibit is a file in `paper/`: which recipes it is made of, how many runs the paper has, and what is odd about it.
-The printed numbers themselves stand in the recipes.
+Each table or figure is a file in `paper/` that lists its recipes, the number of runs in the paper and notes. The
+paper's numbers are in the recipes.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ COUNTED = ("capacity", "parameters per task", "multiply-adds")  # known without 
 
 
 class Quick(Settings):
-    """How much shorter `--quick` is."""
+    """The schedule of `--quick`."""
 
     epochs: Positive
-    limit: Positive  # training samples of a class
-    minutes: int  # about, for the longest run on one core
+    limit: Positive  # training samples per class
+    minutes: int  # approximate time of the longest run on one core
 
 
 class Exhibit(Settings):
-    """A table or figure of the paper, as its file holds it."""
+    """A table or figure of the paper, as read from its file."""
 
-    name: str  # of the file
+    name: str  # the file name without extension
     title: str
     where: str
     recipes: Annotated[tuple[str, ...], List, Field(min_length=1)]
     figure: bool = False
     train: bool = True
-    runs: Positive  # of every method, in the paper
-    minutes: int  # about, for the longest run of the paper's schedule on one core
+    runs: Positive  # per method in the paper
+    minutes: int  # approximate time of the longest run with the paper's schedule on one core
     quick: Quick
     notes: Annotated[tuple[str, ...], List] = ()
 
     def plans(self, out: Path, data: str | None = None, runs: int | None = None, quick: bool = False) -> list[Plan]:
-        """What is to be run: all methods of the recipes, in the first orders or with as many seeds."""
+        """The plans of all recipes: every method in the first `runs` orders, or with `runs` seeds if zero-shot."""
         if not self.train:
             return []
         made = []
@@ -67,10 +67,9 @@ class Exhibit(Settings):
             recipe = load_recipe(name)
             wanted = runs or (1 if quick else self.runs)
             listed = len(recipe.orders)
-            # A zero-shot recipe has one order and is repeated with other seeds; its table of orders has all of them.
+            # Zero-shot recipes run all their orders and are repeated with different seeds.
             orders = choose_orders(recipe, listed if recipe.zero_shot else min(wanted, listed), ())
             seeds = tuple(range(wanted)) if recipe.zero_shot else ()
-            changes = self.quick if quick else None
             made.append(
                 Plan(
                     recipe,
@@ -78,9 +77,9 @@ class Exhibit(Settings):
                     tuple(recipe.methods),
                     orders,
                     out,
-                    epochs=changes.epochs if changes else None,
+                    epochs=self.quick.epochs if quick else None,
                     seeds=seeds,
-                    limit=changes.limit if changes else None,
+                    limit=self.quick.limit if quick else None,
                     data=data,
                 )
             )
@@ -88,34 +87,34 @@ class Exhibit(Settings):
 
 
 def exhibit_names() -> list[str]:
-    """All of them, in the paper's order as far as file names tell."""
+    """The names of all tables and figures, sorted."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
 def load_exhibit(name: str) -> Exhibit:
-    """One by its name."""
+    """Load a table or figure by name."""
     if name not in exhibit_names():
-        raise UsageError(f"the paper has no {name!r}{choose(name, exhibit_names())}")
+        raise UsageError(f"no table or figure named {name!r}{choose(name, exhibit_names())}")
     path = FOLDER / f"{name}.toml"
     with in_words(Exhibit, path.name):
         return Exhibit.model_validate({"name": name, **parsed(path, path.name)})
 
 
 # ---------------------------------------------------------------------------------------------------------
-# What is there
+# Progress
 
 
 @dataclass(frozen=True)
 class State:
-    """How far an exhibit is."""
+    """The progress of a table or figure."""
 
-    done: int  # runs, those on validation classes among them
+    done: int  # finished runs, including those on validation classes
     of: int
     data: str  # "here", "downloads itself", or what is missing
 
 
 def state_of(exhibit: Exhibit, out: Path, data: Data = None, quick: bool = False) -> State:
-    """Look at run folders and data, without loading either."""
+    """Check run folders and datasets without loading them."""
     from rkr.data import missing_data
     from rkr.experiment.folder import RunFolder
 
@@ -126,20 +125,20 @@ def state_of(exhibit: Exhibit, out: Path, data: Data = None, quick: bool = False
 
 
 # ---------------------------------------------------------------------------------------------------------
-# The paper beside ours
+# Comparison with the paper
 
 
 @dataclass(frozen=True)
 class Line:
-    """One number: what the paper prints, and what came out. All in percent."""
+    """One number of the paper next to ours, both in percent."""
 
     recipe: str
     method: str
     metric: str
-    task: str  # where the number is of one task; "" else
-    order: str  # where it is of one order; "" else
-    paper: float | None  # None where the paper has a figure without numbers
-    half_width: float | None  # of the paper's 95 % interval
+    task: str  # "" if the number covers all tasks
+    order: str  # "" if the number covers all orders
+    paper: float | None  # None if the paper shows only a figure
+    half_width: float | None  # of the paper's 95 % confidence interval
     ours: Spread | None
     verdict: str
 
@@ -149,7 +148,7 @@ class Line:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """As a row of a table: recipe, method, number, paper, ours, difference, n, verdict."""
+        """A table row: recipe, method, number, paper, ours, difference, n, verdict."""
         number = " ".join(filter(None, [self.metric, self.task, self.order]))
         n = "–" if self.ours is None else "counted" if self.metric in COUNTED else str(self.ours.n)
         ours = None if self.ours is None else self.ours.mean
@@ -159,7 +158,7 @@ class Line:
         return (self.recipe, self.method, number, paper, own, difference, n, self.verdict)
 
     def _shown(self, value: float | None, half_width: float | None = None, sign: str = "") -> str:
-        """A number, with as many decimals as its kind needs."""
+        """Format a number with the decimals that its metric needs."""
         if value is None:
             return "–"
         digits = 5 if self.metric == "multiply-adds" else 4 if self.metric == "parameters per task" else 2
@@ -169,20 +168,20 @@ class Line:
         return text if half_width is None else f"{text} ± {half_width:.{digits}f}"
 
     def to_json(self) -> dict[str, object]:
-        """As plain values."""
+        """The line as JSON."""
         return {**asdict(self), "difference": self.difference}
 
 
 @dataclass(frozen=True)
 class Shown:
-    """An exhibit with what there is."""
+    """A table or figure of the paper with our numbers."""
 
     lines: tuple[Line, ...]
-    left_out: tuple[str, ...]  # run folders that cannot be read, with the reason
+    left_out: tuple[str, ...]  # skipped run folders with reasons
 
 
 def shown(exhibit: Exhibit, out: Path, quick: bool = False) -> Shown:
-    """All printed numbers of an exhibit, and those that the paper draws without printing them, with complete runs."""
+    """All numbers of a table or figure: those that the paper prints, and ours for methods that it only plots."""
     found: list[Line] = []
     left_out: list[str] = []
     plans = {plan.recipe.name: plan for plan in exhibit.plans(out, quick=quick)}
@@ -193,25 +192,25 @@ def shown(exhibit: Exhibit, out: Path, quick: bool = False) -> Shown:
             seen = scan(plan.root)
             runs = seen.results
             left_out += [f"{skipped.path}: {skipped.reason}" for skipped in seen.skipped]
-        beside = _Beside(recipe, plan, runs)
+        comparison = _Comparison(recipe, plan, runs)
         printed = [number for number in recipe.paper if exhibit.train or number.metric == "capacity"]
         for number in printed:
-            found += beside.lines(number)
+            found += comparison.lines(number)
         if exhibit.train:
             main = "H" if recipe.zero_shot else "average accuracy"
             known = {number.method for number in printed if number.metric in (main, "top-5 running mean")}
-            found += [beside.drawn(method) for method in recipe.methods if method not in known]
+            found += [comparison.drawn(method) for method in recipe.methods if method not in known]
     return Shown(tuple(found), tuple(left_out))
 
 
-class _Beside:
-    """The runs of a recipe, beside the numbers that the paper prints for it."""
+class _Comparison:
+    """Compares the runs of a recipe with the numbers of the paper."""
 
     def __init__(self, recipe: Recipe, plan: Plan | None, runs: Sequence[Result]) -> None:
         self.recipe, self.plan, self.runs = recipe, plan, runs
 
     def lines(self, number: PaperNumber) -> Iterator[Line]:
-        """The lines of a printed number, one for each task where it is of tasks."""
+        """The lines of a number in the paper, one per task if it has several values."""
         recipe = self.recipe
         printed = recipe.published(number.method, number.metric, number.order)
         if printed is None:
@@ -229,22 +228,22 @@ class _Beside:
             yield Line(recipe.name, number.method, number.metric, task, order, value, half_width, ours, said)
 
     def drawn(self, method: str) -> Line:
-        """What the paper shows in a figure only: ours, without a number beside it."""
+        """The line of a method that the paper only plots."""
         own = [run for run in self.runs if run.method == method]
         number = PaperNumber(method=method, value=0.0, where="a figure")
         ours = self._ours(number, own, 0)
-        said = self._state(own) if ours is None else "the paper prints no number"
+        said = self._state(own) if ours is None else "no number in the paper"
         return Line(self.recipe.name, method, number.metric, "", "", None, None, ours, said)
 
     def _ours(self, number: PaperNumber, runs: Sequence[Result], i: int) -> Spread | None:
-        """What we have for a printed number; `i` is the task where it is of one."""
+        """Our value for a number in the paper; `i` is the index of its task, if any."""
         counted = _counted(self.recipe.name, number.method) if number.metric in COUNTED else None
         if counted is not None:
             return spread([counted[number.metric]]) if number.metric in counted else None
         finished = [run for run in runs if run.finished]
         if not finished or number.metric in COUNTED[1:]:
             return None
-        if number.metric == "capacity":  # of a method whose training decides on it
+        if number.metric == "capacity":  # methods whose size depends on training
             return spread([run.costs[-1].percent for run in finished])
         require_one_protocol(finished)
         return spread([100 * _measured(run, number.metric, i) for run in finished])
@@ -256,22 +255,22 @@ class _Beside:
             return self._state(runs)
         if number.metric in COUNTED:
             same = round(ours.mean, _decimals(value)) == value
-            return "the same to the printed digit" if same else verdict(ours, value)
+            return "same to the printed digit" if same else verdict(ours, value)
         changed = next((fields for run in runs if run.finished and (fields := self._changed(run))), "")
         return verdict(ours, value, half_width, comparable=not changed, why=changed)
 
     def _state(self, runs: Sequence[Result]) -> str:
-        """Why there is no number of ours."""
+        """Why we have no number."""
         begun = [f"{run.done} of {len(run.tasks)} tasks" for run in runs if not run.finished]
         if begun:
-            return f"not finished: {', '.join(begun)}"
+            return f"unfinished: {', '.join(begun)}"
         return "not run"
 
     def _changed(self, run: Result) -> str:
-        """What a run does otherwise than the recipe, and so the paper."""
+        """How the settings of a run differ from the recipe, and so from the paper."""
         assert self.plan is not None
         if self.plan.epochs is not None or self.plan.limit is not None:
-            return "other schedule"
+            return "different schedule"
         order = int(run.order) if run.order.isdecimal() else run.order
         wanted = self.recipe.resolved(run.method, order, seed=run.seed)
         parts = {part: (wanted[part], run.settings.get(part)) for part in ("stream", "network", "training")}
@@ -280,11 +279,11 @@ class _Beside:
         for part, (ours, there) in parts.items():
             if isinstance(there, dict):
                 found += [f"{part}.{key}" for key, value in ours.items() if key in there and there[key] != value]
-        return "other " + ", ".join(found) if found else ""
+        return f"different {', '.join(found)}" if found else ""
 
 
 def _decimals(value: float) -> int:
-    """How many of a printed number there are; 113.0 has none."""
+    """The number of decimals of a printed number; 113.0 has none."""
     mantissa, _, exponent = repr(value).removesuffix(".0").partition("e")
     return len(mantissa.partition(".")[2]) - int(exponent or 0)
 
@@ -294,15 +293,15 @@ def _measured(run: Result, metric: str, i: int) -> float:
         return metrics.average(run.matrix)
     if metric == "top-5 running mean":
         return fmean(run.measures["top5"][i])
-    return run.measures[metric][-1][i]  # U, S, H of a data set at the end
+    return run.measures[metric][-1][i]  # U, S or H of a dataset after the last task
 
 
 @cache
 def _counted(name: str, method: str) -> Mapping[str, float] | None:
-    """Capacity, parameters, multiply-adds: a learner makes room for all tasks, and is counted.
+    """Capacity, parameters and multiply-adds, counted on a learner with all tasks added but not trained.
 
-    None if only training decides on its size. Parameters and multiply-adds are what tasks
-    add to the network, so they are known of methods that change its layers and freeze the rest.
+    None if the size depends on training. Parameters and multiply-adds per task are only defined for methods that adapt
+    the layers of a frozen network.
     """
     from rkr.experiment.counting import begun
 
@@ -312,7 +311,7 @@ def _counted(name: str, method: str) -> Mapping[str, float] | None:
         return None
     tasks, zero_shot = recipe.stream.tasks, recipe.zero_shot
     classes = 2
-    if not zero_shot:  # as the network has: networks that grow count heads that become wider
+    if not zero_shot:  # as many as the head of the network: growing networks count wider heads
         head = recipe.build_network().get_submodule(recipe.network.head)
         classes = max(1, len(head.get_parameter("weight")) // tasks)
     learner = begun(

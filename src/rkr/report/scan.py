@@ -1,4 +1,4 @@
-"""Finding runs in folders that hold anything: what cannot be used is listed with its reason, and nothing is raised."""
+"""Find runs in arbitrary folders. Runs that cannot be used are listed with a reason instead of raising an error."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rkr.experiment.results import RESULTS, RUN, Result, rank, read_result
 from rkr.report.groups import named_apart
 from rkr.report.protocol import canonical, protocol
 
-BEGUN = "nothing learned yet"
+BEGUN = "no task learned yet"
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """A folder that looks like a run but is not used."""
+    """A run folder that is not used."""
 
     path: Path
     reason: str
@@ -25,7 +25,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Scan:
-    """The runs that were found, by recipe, method, order and seed, and the folders that were left out, by path."""
+    """The runs, sorted by recipe, method, order and seed, and the skipped folders, sorted by path."""
 
     results: list[Result]
     skipped: list[Skipped]
@@ -34,10 +34,10 @@ class Scan:
 def scan(root: str | os.PathLike[str], *more: str | os.PathLike[str], epochs: bool = True) -> Scan:
     """Read all runs at or below some folders: every folder with a `run.json`.
 
-    Left out are folders that cannot be read or are damaged, those of other programs, runs that have learned no task
-    yet, and doubles: of runs with the same recipe, method, options, order, seed and protocol the one that is farthest
-    stays. Runs of a method with different options are named apart: "rkr (rank=2)", "rkr (rank=8)".
-    FileError only if one of the given folders is none. Without `epochs` runs have none, and are read much faster.
+    Skipped are unreadable, damaged and foreign folders, runs that have not finished a task, and duplicates: of runs
+    with equal recipe, method, options, order, seed and protocol, the most complete one is kept. Runs of a method with
+    different options are renamed, such as "rkr (rank=2)" and "rkr (rank=8)". Raises FileError only if one of the given
+    folders does not exist. `epochs=False` leaves out the epochs and is much faster.
     """
     found = collect(root, *more, epochs=epochs)
     results = named_apart(found.results)
@@ -45,7 +45,7 @@ def scan(root: str | os.PathLike[str], *more: str | os.PathLike[str], epochs: bo
 
 
 def collect(root: str | os.PathLike[str], *more: str | os.PathLike[str], epochs: bool = True) -> Scan:
-    """As `scan`, with methods called as their runs call them."""
+    """As `scan`, but with the original method names."""
     skipped: list[Skipped] = []
     found: dict[tuple[object, ...], list[Result]] = {}
     for folder in _folders([Path(root), *map(Path, more)], skipped):
@@ -55,7 +55,7 @@ def collect(root: str | os.PathLike[str], *more: str | os.PathLike[str], epochs:
             skipped.append(Skipped(folder, str(error).removeprefix(f"{folder}{os.sep}")))
             continue
         except RecursionError:
-            skipped.append(Skipped(folder, "JSON that is nested too deeply"))
+            skipped.append(Skipped(folder, "JSON is nested too deeply"))
             continue
         if not result.done:
             skipped.append(Skipped(folder, BEGUN))
@@ -76,13 +76,13 @@ def _place(result: Result) -> tuple[object, ...]:
 
 
 def _double(left: Result, kept: Result) -> str:
-    """What one of two runs with the same settings is: a copy, finished or not, or a run that came out otherwise."""
+    """Why a duplicate is skipped: it is a copy, or a run with the same settings and different results."""
     same = all(rows[: kept.done] == kept.measures[name][: left.done] for name, rows in left.measures.items())
-    return f"the same run as {kept.folder}" if same else f"same settings as {kept.folder}, but other results"
+    return f"same run as {kept.folder}" if same else f"same settings as {kept.folder}, but different results"
 
 
 def _folders(roots: list[Path], skipped: list[Skipped]) -> Iterator[Path]:
-    """Each folder that looks like a run once, however many links and roots lead to it."""
+    """Yield every run folder once, even if several roots or links lead to it."""
 
     def unreadable(error: OSError) -> None:
         skipped.append(Skipped(Path(error.filename), f"cannot be read: {error.strerror or error}"))

@@ -1,4 +1,4 @@
-"""What differences mean: of two methods over the same orders and seeds, and to a number of the paper."""
+"""Statistics of differences: between two methods over the same orders and seeds, and from the paper's numbers."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from rkr.experiment.metrics import Spread, spread
 from rkr.experiment.results import Result
 from rkr.report.protocol import require_one_protocol
 
-ROUNDING = 1e-9  # of sums of decimal fractions, which must not decide whether a number lies in an interval
+ROUNDING = 1e-9  # tolerance for rounding errors at the ends of an interval
 
 
 @dataclass(frozen=True)
 class Paired:
-    """How much better the second of two methods is, over runs that both have; in fractions."""
+    """The difference of two methods over their common orders and seeds: second minus first, as a fraction."""
 
-    difference: Spread | None  # None if they have no run in common
-    p: float | None  # None from fewer than two pairs
-    pairs: tuple[str, ...]  # their orders and seeds
-    left_out: tuple[str, ...]  # finished runs without a partner, such as "rkr B seed 3"
+    difference: Spread | None  # None if there are no common runs
+    p: float | None  # None with fewer than two pairs
+    pairs: tuple[str, ...]  # orders and seeds
+    unpaired: tuple[str, ...]  # finished runs that only one method has, such as "rkr B seed 3"
 
 
 def paired(first: Sequence[Result], second: Sequence[Result]) -> Paired:
-    """Compare two methods over the orders and seeds in which both have a finished run.
+    """Compare two methods with Student's paired t-test over the orders and seeds that both have finished.
 
-    The same order and seed give both methods the same tasks, so the differences vary less than either method does: the
-    interval and p are of Student's paired t-test.
+    Pairing removes the variance between orders: with the same order and seed both methods learn the same tasks.
     """
     require_one_protocol([*first, *second])
     a, b = _by_run(first), _by_run(second)
@@ -40,7 +39,7 @@ def paired(first: Sequence[Result], second: Sequence[Result]) -> Paired:
         difference=spread(gained) if gained else None,
         p=p_value(gained) if len(gained) > 1 else None,
         pairs=tuple(a[key].label for key in common),
-        left_out=tuple(f"{run.method} {run.label}" for run in alone),
+        unpaired=tuple(f"{run.method} {run.label}" for run in alone),
     )
 
 
@@ -48,17 +47,17 @@ def _by_run(runs: Sequence[Result]) -> dict[tuple[str, int], Result]:
     found: dict[tuple[str, int], Result] = {}
     for run in runs:
         if run.finished and found.setdefault((run.order, run.seed), run) is not run:
-            raise UsageError(f"{run.folder}: {run.method} {run.label} is there twice")
+            raise UsageError(f"{run.folder}: duplicate run of {run.method} {run.label}")
     return found
 
 
 def p_value(differences: Sequence[float]) -> float:
-    """How likely a mean at least this far from 0 is by chance: 2 P(T > |t|), t = mean √n / s with n - 1 degrees.
+    """The two-sided p-value of Student's t-test against a mean of 0: 2 P(T > |t|), t = mean √n / s, n - 1 degrees.
 
-    Differences that are all the same have no s: p is 0 then, but 1 if they are nothing at all.
+    If all differences are equal (s = 0), p is 1 if they are 0 and 0 otherwise.
     """
     if len(differences) < 2:
-        raise UsageError("one difference alone has no p-value")
+        raise UsageError("a p-value needs at least two differences")
     from scipy.special import stdtr  # type: ignore[import-untyped]
 
     found = spread(differences)
@@ -70,13 +69,13 @@ def p_value(differences: Sequence[float]) -> float:
 def verdict(
     ours: Spread, paper: float, paper_half_width: float | None = None, comparable: bool = True, why: str = ""
 ) -> str:
-    """Our number beside the paper's, all in the same unit (percent), in words:
+    """Compare our number with the paper's, both in percent:
 
-    - "not comparable: other features" unless `comparable`; `why` comes after the colon
-    - "within the paper's interval" if the paper prints one and our mean lies in it, its ends included
-    - "the paper's number is within our interval" if not, but ours, of at least two runs, contains that number
-    - "below by 1.23", "above by 0.40" else: from our mean to the paper's number
-    - "the same as the paper's" instead where that rounds to 0.00
+    - "not comparable: different features" unless `comparable`; `why` follows the colon
+    - "within the paper's interval" if the paper reports an interval and it contains our mean, ends included
+    - "our interval contains the paper's value" if ours, from at least two runs, contains it
+    - "same as the paper" if the difference rounds to 0.00
+    - "1.23 below" or "0.40 above" otherwise: our mean relative to the paper's number
     """
     if not comparable:
         return f"not comparable: {why}" if why else "not comparable"
@@ -84,7 +83,7 @@ def verdict(
     if paper_half_width is not None and abs(difference) <= paper_half_width + ROUNDING:
         return "within the paper's interval"
     if ours.n >= 2 and ours.half_width is not None and abs(difference) <= ours.half_width + ROUNDING:
-        return "the paper's number is within our interval"
+        return "our interval contains the paper's value"
     if round(abs(difference), 2) == 0:
-        return "the same as the paper's"
-    return f"{'below' if difference < 0 else 'above'} by {abs(difference):.2f}"
+        return "same as the paper"
+    return f"{abs(difference):.2f} {'below' if difference < 0 else 'above'}"

@@ -1,7 +1,9 @@
-"""The finished runs of a method in a few numbers, and how each of them is printed: once, for all tables.
+"""The summary of each method over its finished runs, and the columns that every table prints it in.
 
-Numbers are fractions here, and in percent (their differences in points) where they are printed. `paper` is what the
-paper reports for a method: the value and its 95 % half-width if there is one, both in percent.
+Values are fractions here. Tables show accuracies in percent and differences in percentage points. `paper` maps a method
+to the value that the paper reports and its 95 % half-width (or None), both in percent.
+
+To add a metric, add it to `METRICS`: all tables, JSON and CSV files and the report page pick it up from there.
 """
 
 from __future__ import annotations
@@ -18,26 +20,96 @@ from rkr.report.statistics import verdict
 
 Paper = Mapping[str, tuple[float, float | None]]
 
-ALONE = ("separate", "original")  # methods that train a network for each task alone: forward transfer is from them
+SEPARATE = ("separate", "original")  # methods that train one network per task: the reference for forward transfer
 NOTHING = "–"
 
 
 @dataclass(frozen=True)
+class Metric:
+    """A value of each finished run. Tables show its mean over the runs of a method."""
+
+    column: str  # the table header
+    explanation: str
+    formula: str  # in terms of A[i, j], the accuracy on task j after learning task i of T
+    value: Callable[[Result, Result | None], float | None]  # of a run, given the run of SEPARATE in the same order
+    signed: bool = False  # a difference, printed in points with its sign
+    short: str = ""  # the explanation below terminal tables
+
+
+def _top5(run: Result, separate: Result | None) -> float | None:
+    return metrics.average(run.measures["top5"]) if "top5" in run.measures else None
+
+
+def _forward_transfer(run: Result, separate: Result | None) -> float | None:
+    if separate is None or separate.groups != run.groups:
+        return None
+    return metrics.forward_transfer(run.matrix, metrics.during(separate.matrix))
+
+
+def _agnostic(run: Result, separate: Result | None) -> float | None:
+    row = run.agnostic[-1]
+    return None if row is None else fmean(row)
+
+
+METRICS = {  # by their key in JSON and CSV files
+    "top5": Metric(
+        "top-5",
+        "top-5 accuracy, in %",
+        "The mean over j of the top-5 accuracy on task j after the last task.",
+        _top5,
+    ),
+    "forgetting": Metric(
+        "forgetting",
+        "mean drop from the best accuracy on each earlier task, in points",
+        "The mean over j < T of max A[i, j] over i < T, minus A[T, j].",
+        lambda run, _: metrics.forgetting(run.matrix),
+        signed=True,
+    ),
+    "backward_transfer": Metric(
+        "BWT",
+        "backward transfer: mean effect of later tasks on earlier ones, in points",
+        "Backward transfer: the mean over j < T of A[T, j] − A[j, j].",
+        lambda run, _: metrics.backward_transfer(run.matrix),
+        signed=True,
+        short="BWT: backward transfer",
+    ),
+    "forward_transfer": Metric(
+        "FWT",
+        "forward transfer: mean effect of earlier tasks on later ones, relative to one network per task, in points",
+        "Forward transfer: the mean over j > 1 of A[j, j] minus the accuracy of a network trained on task j only "
+        "(separate or original, same order).",
+        _forward_transfer,
+        signed=True,
+        short="FWT: forward transfer",
+    ),
+    "agnostic": Metric(
+        "agnostic",
+        "task-agnostic accuracy: the method also infers the task, in %",
+        "Task-agnostic accuracy: as accuracy, but the method also infers the task.",
+        _agnostic,
+        short="agnostic: the method infers the task",
+    ),
+    "incremental": Metric(
+        "incremental",
+        "average incremental accuracy: mean of the task-agnostic accuracy after each task, in %",
+        "Average incremental accuracy: the mean over i of the task-agnostic accuracy on tasks 1 to i.",
+        lambda run, _: metrics.incremental(run),
+        short="incremental: mean of agnostic after each task",
+    ),
+}
+
+
+@dataclass(frozen=True)
 class Summary:
-    """The finished runs of one method, in fractions; None is what they cannot tell."""
+    """The finished runs of one method, in fractions. None means not available."""
 
     method: str
-    measure: str  # "accuracy", or "H" of zero-shot tasks
-    runs: tuple[str, ...]  # their orders and seeds
+    measure: str  # "accuracy", or "H" for zero-shot tasks
+    runs: tuple[str, ...]  # orders and seeds
     by_run: tuple[float, ...]  # average accuracy of each run
     accuracy: Spread
     paper: tuple[float, float | None] | None  # in percent
-    top5: Spread | None
-    forgetting: Spread | None
-    backward_transfer: Spread | None
-    forward_transfer: Spread | None
-    agnostic: Spread | None
-    incremental: Spread | None
+    metrics: Mapping[str, Spread | None]  # by their key in METRICS
     robustness: OrderRobustness | None
     capacity: float  # percent
     bytes: int
@@ -46,28 +118,25 @@ class Summary:
 
 
 def summarise(results: Sequence[Result], paper: Paper | None = None) -> list[Summary]:
-    """A summary of each method that has finished runs, in the order of the results; unfinished runs are left out."""
+    """One summary per method that has finished runs, in the order of the results."""
     methods = by_method(results)
-    alone = {run.label: run for method in ALONE for run in methods.get(method, ()) if run.finished}
+    separate = {run.label: run for method in SEPARATE for run in methods.get(method, ()) if run.finished}
     summaries = []
     for method, runs in methods.items():
         finished = [run for run in runs if run.finished]
         if finished:
-            summaries.append(_summary(method, finished, {} if method in ALONE else alone, paper or {}))
+            summaries.append(_summary(method, finished, {} if method in SEPARATE else separate, paper or {}))
     return summaries
 
 
-def _summary(method: str, runs: Sequence[Result], alone: Mapping[str, Result], paper: Paper) -> Summary:
-    def forward(run: Result) -> float | None:
-        reference = alone.get(run.label)
-        if reference is None or reference.groups != run.groups:
-            return None
-        return metrics.forward_transfer(run.matrix, metrics.during(reference.matrix))
-
+def _summary(method: str, runs: Sequence[Result], separate: Mapping[str, Result], paper: Paper) -> Summary:
     averages = [metrics.average(run.matrix) for run in runs]
-    inferred = [row for run in runs if (row := run.agnostic[-1]) is not None]
+    values = {
+        key: [value for run in runs if (value := metric.value(run, separate.get(run.label))) is not None]
+        for key, metric in METRICS.items()
+    }
     seconds = [[t.epoch_seconds for t in run.times if t.epoch_seconds is not None] for run in runs]
-    medians = [median(values) for values in seconds if values]
+    medians = [median(of_run) for of_run in seconds if of_run]
     pairs = [metrics.unchanged_pairs(run) for run in runs]
     return Summary(
         method=method,
@@ -76,12 +145,7 @@ def _summary(method: str, runs: Sequence[Result], alone: Mapping[str, Result], p
         by_run=tuple(averages),
         accuracy=spread(averages),
         paper=paper.get(method),
-        top5=_spread(metrics.average(run.measures["top5"]) for run in runs if "top5" in run.measures),
-        forgetting=_spread(metrics.forgetting(run.matrix) for run in runs),
-        backward_transfer=_spread(metrics.backward_transfer(run.matrix) for run in runs),
-        forward_transfer=_spread(map(forward, runs)),
-        agnostic=_spread(fmean(row) for row in inferred),
-        incremental=_spread(map(metrics.incremental, runs)),
+        metrics={key: spread(found) if found else None for key, found in values.items()},
         robustness=metrics.order_robustness(runs),
         capacity=fmean(run.costs[-1].percent for run in runs),
         bytes=round(fmean(run.costs[-1].bytes for run in runs)),
@@ -90,13 +154,13 @@ def _summary(method: str, runs: Sequence[Result], alone: Mapping[str, Result], p
     )
 
 
-def _spread(values: Iterable[float | None]) -> Spread | None:
-    known = [value for value in values if value is not None]
-    return spread(known) if known else None
+def spreads(rows: Iterable[Sequence[float]]) -> list[Spread]:
+    """The spread over runs at each position, given one row per run."""
+    return [spread(column) for column in zip(*rows, strict=True)]
 
 
 def zero_shot_cells(results: Sequence[Result]) -> dict[str, dict[str, Spread]]:
-    """For each method that has finished runs, "CUB U", "CUB S", "CUB H", ... at the end, over its runs."""
+    """U, S and H of each dataset after the last task, for each method with finished runs: {method: {"CUB U": ...}}."""
     cells: dict[str, dict[str, Spread]] = {}
     for method, runs in by_method(results).items():
         finished = [run for run in runs if run.finished]
@@ -109,12 +173,12 @@ def zero_shot_cells(results: Sequence[Result]) -> dict[str, dict[str, Spread]]:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# How they are printed
+# Columns
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A text, and the value by which its column is sorted."""
+    """The printed text, and the value that the column is sorted by."""
 
     text: str
     value: float | str | None = None
@@ -122,10 +186,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """What a column of a summary says, and its cell of a method."""
+    """A column of the summary."""
 
     explanation: str
     cell: Callable[[Summary], Cell]
+    short: str = ""  # the explanation below terminal tables
+    formula: str = ""  # the definition on the report page; "" repeats the explanation
 
 
 def plus_minus(value: float, half_width: float | None) -> str:
@@ -138,7 +204,7 @@ def in_percent(value: Spread) -> Spread:
 
 
 def points(value: Spread | None) -> str:
-    """A difference with its sign; what rounds to nothing has none."""
+    """Format a difference in points with its sign. Values that round to zero have no sign."""
     if value is None:
         return NOTHING
     rounded = round(100 * value.mean, 2)
@@ -146,7 +212,7 @@ def points(value: Spread | None) -> str:
 
 
 def size(n: int) -> str:
-    """Of so many bytes."""
+    """Format a number of bytes."""
     value, units = float(n), ["B", "kB", "MB", "GB", "TB"]
     while value >= 999.5 and len(units) > 1:
         value, units = value / 1000, units[1:]
@@ -154,7 +220,7 @@ def size(n: int) -> str:
 
 
 def progress(result: Result) -> str:
-    """How far a run is."""
+    """The progress of a run, such as "2 of 3 tasks"."""
     return f"{result.done} of {len(result.tasks)} tasks"
 
 
@@ -167,12 +233,14 @@ def _percent(value: float | None) -> Cell:
     return Cell(NOTHING) if value is None else Cell(f"{100 * value:.2f}", value)
 
 
-def _mean(value: Spread | None) -> Cell:
-    return _percent(None if value is None else value.mean)
+def _metric(key: str, metric: Metric) -> Column:
+    def cell(s: Summary) -> Cell:
+        value = s.metrics[key]
+        if metric.signed:
+            return Cell(points(value), None if value is None else value.mean)
+        return _percent(None if value is None else value.mean)
 
-
-def _points(value: Spread | None) -> Cell:
-    return Cell(points(value), None if value is None else value.mean)
+    return Column(metric.explanation, cell, metric.short, metric.formula)
 
 
 def _identical(s: Summary) -> Cell:
@@ -181,60 +249,53 @@ def _identical(s: Summary) -> Cell:
 
 
 COLUMNS = {
-    "runs": Column("finished runs: orders and seeds", lambda s: Cell(str(len(s.runs)), len(s.runs))),
+    "runs": Column("number of finished runs (orders and seeds)", lambda s: Cell(str(len(s.runs)), len(s.runs))),
     "accuracy": Column(
-        "mean accuracy over all tasks after the last one, the task given, in %; ± 95 % interval over runs",
+        "mean accuracy over all tasks after the last one, with the task given, in %; ± is the 95 % confidence interval",
         lambda s: _measure(s) if s.measure == "accuracy" else Cell(NOTHING),
+        formula="The mean over j of A[T, j], with the task given.",
     ),
     "H": Column(
-        "mean over all tasks, after the last one, of the harmonic mean of unseen and seen classes, in %; "
-        "± 95 % interval over runs",
+        "mean over all tasks, after the last one, of the harmonic mean of unseen and seen accuracy, in %; ± is the "
+        "95 % confidence interval",
         lambda s: _measure(s) if s.measure == "H" else Cell(NOTHING),
+        formula="On zero-shot tasks, the harmonic mean of U and S: the mean per-class accuracy on unseen (U) and seen "
+        "(S) classes.",
     ),
     "sd": Column("sample standard deviation over runs, in points", lambda s: _percent(s.accuracy.std)),
     "paper": Column(
-        "what the paper prints, in %",
+        "the value reported in the paper, in %",
         lambda s: Cell(NOTHING) if s.paper is None else Cell(plus_minus(*s.paper), s.paper[0]),
     ),
     "verdict": Column(
-        "our mean and interval beside the paper's, the difference in points",
+        "our mean and interval compared with the paper's, difference in points",
         lambda s: Cell(NOTHING) if s.paper is None else Cell(verdict(in_percent(s.accuracy), *s.paper)),
     ),
-    "top-5": Column("as accuracy, the right class among the five most likely, in %", lambda s: _mean(s.top5)),
-    "forgets": Column(
-        "what was lost of the best accuracy on each earlier task, in points", lambda s: _points(s.forgetting)
-    ),
-    "BWT": Column(
-        "backward transfer: what later tasks did to earlier ones, in points", lambda s: _points(s.backward_transfer)
-    ),
-    "FWT": Column(
-        "forward transfer: what earlier tasks did for later ones, against a network for each task alone, in points",
-        lambda s: _points(s.forward_transfer),
-    ),
-    "inferred": Column("accuracy without being told the task, in %", lambda s: _mean(s.agnostic)),
-    "incremental": Column(
-        "mean, over the tasks so far after each task, of the accuracy without being told the task, in %",
-        lambda s: _mean(s.incremental),
-    ),
+    **{metric.column: _metric(key, metric) for key, metric in METRICS.items()},
     "AOPD": Column(
-        "mean over groups of classes of the disparity between orders, in points",
+        "average order-normalized performance disparity: mean over class groups, in points",
         lambda s: _percent(None if s.robustness is None else s.robustness.mean),
+        "AOPD, MOPD: average and maximum disparity between orders",
+        "The mean over class groups of the difference between the best and the worst order.",
     ),
     "MOPD": Column(
-        "maximum over groups of classes of the disparity between orders, in points",
+        "maximum order-normalized performance disparity: maximum over class groups, in points",
         lambda s: _percent(None if s.robustness is None else s.robustness.worst),
+        formula="The maximum over class groups of the difference between the best and the worst order.",
     ),
     "capacity": Column(
-        "parameters after the last task by the paper's count; the plain network is 100 %",
+        "parameters after the last task, counted as in the paper; the original network is 100 %",
         lambda s: Cell(f"{s.capacity:.1f} %", s.capacity),
     ),
-    "bytes": Column("all that must be kept to use every task", lambda s: Cell(size(s.bytes), s.bytes)),
+    "bytes": Column("storage needed to use every task", lambda s: Cell(size(s.bytes), s.bytes)),
     "s/epoch": Column(
-        "median seconds of an epoch",
+        "median seconds per epoch",
         lambda s: Cell(NOTHING) if s.epoch_seconds is None else Cell(f"{s.epoch_seconds:.3g}", s.epoch_seconds),
     ),
     "identical": Column(
-        "(task, later task) pairs for which the task's test logits are the same to the last bit", _identical
+        "(task, later task) pairs where the test logits of the task are bit-identical to those when it was learned",
+        _identical,
+        "identical: outputs of earlier tasks that stay bit-identical",
     ),
 }
 
@@ -242,11 +303,11 @@ PRINTED = tuple(name for name in COLUMNS if name not in ("sd", "verdict", "top-5
 
 
 def summary_cells(summaries: Sequence[Summary], names: Iterable[str] = PRINTED) -> dict[str, list[Cell]]:
-    """The named columns of a summary, a cell for each method; those that say nothing are left out.
+    """The cells of each named column, one per method. Empty columns are left out.
 
-    Top-5 accuracy says nothing where it is 100 % throughout, as with five classes or fewer.
+    Top-5 accuracy is left out where it is always 100 %, as with five classes or fewer.
     """
     cells = {name: [COLUMNS[name].cell(summary) for summary in summaries] for name in names}
-    if all(s.top5 is None or s.top5.mean == 1 for s in summaries):
+    if all((top5 := s.metrics["top5"]) is None or top5.mean == 1 for s in summaries):
         cells.pop("top-5", None)
     return {name: column for name, column in cells.items() if any(cell.text != NOTHING for cell in column)}

@@ -1,4 +1,4 @@
-"""Tables for people, and the same numbers for machines. Accuracies are in percent, their differences in points."""
+"""Terminal tables, and the same numbers as JSON. Accuracies are in percent, differences in percentage points."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rkr.experiment.metrics import Spread
 from rkr.experiment.results import Result
 from rkr.report.protocol import ANOTHER_FIRST
 from rkr.report.summary import (
+    COLUMNS,
     NOTHING,
     PRINTED,
     Paper,
@@ -30,12 +31,12 @@ LOOK: dict[str, Any] = {"header_style": "bold", "box": box.SIMPLE_HEAD, "collaps
 
 
 def caption(*parts: str) -> Text:
-    """The words under a table, those that are not empty."""
+    """The caption of a table: the non-empty parts."""
     return Text("; ".join(part for part in parts if part), style="dim")
 
 
 def spread_json(value: Spread | None) -> dict[str, Any] | None:
-    """In percent."""
+    """A spread in percent, as JSON."""
     if value is None:
         return None
     percent = in_percent(value)
@@ -47,12 +48,10 @@ def _named(measure: str) -> str:
 
 
 def accuracy_table(result: Result) -> Table:
-    """The accuracy matrix of a run: a row after each task, a column for each task."""
+    """The accuracy matrix of a run: one row per task learned, one column per task tested."""
     table = Table(
         title=Text(f"{result.recipe} · {result.method} · order {result.label}"),
-        caption=caption(
-            f"{_named(result.measure)} in %", "" if result.finished else f"not finished: {progress(result)}"
-        ),
+        caption=caption(f"{_named(result.measure)} in %", "" if result.finished else f"unfinished: {progress(result)}"),
         **LOOK,
     )
     table.add_column("after learning", overflow="fold")
@@ -68,32 +67,32 @@ def accuracy_table(result: Result) -> Table:
 
     for number, (task, row) in enumerate(zip(result.tasks, result.matrix, strict=False), 1):
         add(f"{number} {task}", row, "bold")
-    if result.agnostic and (inferred := result.agnostic[-1]) is not None:
+    if result.agnostic and (agnostic := result.agnostic[-1]) is not None:
         table.add_section()
-        add("task inferred", inferred, "")
+        add("task-agnostic", agnostic, "")
     return table
 
 
 def added_by_a_task(result: Result) -> str:
-    """What a further task cost, in words: by the paper's count, and all that is stored, its head included."""
+    """The cost of one more task as text: parameters counted as in the paper, and bytes including its head."""
     first, last, more = result.costs[0], result.costs[-1], result.done - 1
     if not more:
-        return f"the network with its first task takes {size(first.bytes)}"
+        return f"the network and its first task take {size(first.bytes)}"
     steps = {(b.parameters - a.parameters, b.bytes - a.bytes) for a, b in pairwise(result.costs)}
-    if len(steps) > 1:  # growth, copies that come with the second task, memories
+    if len(steps) > 1:  # growing networks, copies from the second task on, replay memories
         start, end = (f"{cost.percent:.2f} % ({size(cost.bytes)})" for cost in (first, last))
-        return f"kept after the first task {start}, after {result.done} tasks {end}"
+        return f"stored after the first task: {start}; after {result.done} tasks: {end}"
     percent, parameters = (last.percent - first.percent) / more, (last.parameters - first.parameters) // more
     stored = size((last.bytes - first.bytes) // more)
-    return f"a task adds {percent:.2f} % ({parameters:,} parameters), {stored} with its head"
+    return f"each task adds {percent:.2f} % ({parameters:,} parameters), {stored} including its head"
 
 
-WIDE = 135  # columns that all of a summary takes
+WIDE = 135  # characters that the complete summary needs
 COST = ("capacity", "bytes", "s/epoch", "identical", "AOPD", "MOPD")
 
 
 def summary_tables(results: Sequence[Result], paper: Paper | None = None, width: int = 80) -> list[Table]:
-    """The summary as one table, or where that is too wide as two: accuracies, then costs and proofs."""
+    """The summary as one table, or as two if the terminal is too narrow: accuracies, then costs and proofs."""
     if width >= WIDE:
         return [summary_table(results, paper)]
     return [summary_table(results, paper, without=COST), summary_table(results, paper, only=COST)]
@@ -105,7 +104,7 @@ def summary_table(
     only: Sequence[str] | None = None,
     without: Sequence[str] = (),
 ) -> Table:
-    """One row for each method over its finished runs, then the unfinished runs; empty columns are left out."""
+    """One row per method over its finished runs, then the unfinished runs. Empty columns are left out."""
     summaries = summarise(results, paper)
     wanted = [name for name in PRINTED if name not in without and (only is None or name in only)]
     cells = summary_cells(summaries, wanted)
@@ -118,14 +117,9 @@ def summary_table(
     table = Table(
         title=Text(f"{_heading(results)} · {tasks} {'task' if tasks == 1 else 'tasks'}"),
         caption=caption(
-            f"mean {_named(results[0].measure)} over all tasks at the end, in %" if shown in cells else "",
-            "± 95 % confidence over runs" if several and shown in cells else "",
-            "BWT: backward transfer" if "BWT" in cells else "",
-            "FWT: forward transfer" if "FWT" in cells else "",
-            "AOPD, MOPD: average and maximum disparity between orders" if "AOPD" in cells else "",
-            "inferred: without being told the task" if "inferred" in cells else "",
-            "incremental: the mean of that after each task" if "incremental" in cells else "",
-            "identical: answers of old tasks, bit for bit, after each later one" if "identical" in cells else "",
+            f"mean {_named(results[0].measure)} over all tasks after the last one, in %" if shown in cells else "",
+            "± 95 % confidence interval over runs" if several and shown in cells else "",
+            *(COLUMNS[name].short for name in cells),
         ),
         **LOOK,
     )
@@ -144,13 +138,13 @@ def summary_table(
 
 
 def _heading(results: Sequence[Result]) -> str:
-    """The recipe, and the order if it is what is studied."""
+    """The recipe, and the order if the experiment compares orders."""
     recipe, order = results[0].recipe, results[0].order
     return f"{recipe} · {order}" if order.startswith(ANOTHER_FIRST) else recipe
 
 
 def summary_json(results: Sequence[Result], paper: Paper | None = None) -> dict[str, Any]:
-    """The numbers of `summary_table` as plain values: accuracies in percent, differences in points, None if unknown."""
+    """The numbers of `summary_table` as JSON: accuracies in percent, differences in points, None if not available."""
     methods = []
     for s in summarise(results, paper):
         methods.append(
@@ -161,11 +155,7 @@ def summary_json(results: Sequence[Result], paper: Paper | None = None) -> dict[
                 "accuracy": spread_json(s.accuracy),
                 "accuracy_by_run": {run: 100 * a for run, a in zip(s.runs, s.by_run, strict=True)},
                 "paper": None if s.paper is None else {"value": s.paper[0], "half_width": s.paper[1]},
-                "forgetting": spread_json(s.forgetting),
-                "backward_transfer": spread_json(s.backward_transfer),
-                "forward_transfer": spread_json(s.forward_transfer),
-                "task_inferred": spread_json(s.agnostic),
-                "incremental": spread_json(s.incremental),
+                **{key: spread_json(value) for key, value in s.metrics.items()},
                 "aopd": None if s.robustness is None else 100 * s.robustness.mean,
                 "mopd": None if s.robustness is None else 100 * s.robustness.worst,
                 "capacity": s.capacity,
@@ -183,15 +173,15 @@ def summary_json(results: Sequence[Result], paper: Paper | None = None) -> dict[
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Zero-shot tasks: three figures each, as the paper prints them
+# Zero-shot tasks: three numbers each, as in the paper
 
 
 def zero_shot_table(results: Sequence[Result]) -> Table:
-    """U, S and H of every data set after the last one, a row for each method."""
+    """U, S and H of every dataset after the last task, one row per method."""
     cells = zero_shot_cells(results)
     table = Table(
         title=Text(f"{_heading(results)} · after the last task"),
-        caption=caption("U, S: mean accuracy of unseen and seen classes in %; H: their harmonic mean"),
+        caption=caption("U, S: mean per-class accuracy on unseen and seen classes in %; H: their harmonic mean"),
         **LOOK,
     )
     table.add_column("method", overflow="fold")

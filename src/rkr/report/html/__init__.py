@@ -1,4 +1,4 @@
-"""The report page: `data` makes of results what is shown, `page` puts it into one HTML file; the script only draws."""
+"""The report page: `data` computes what it shows, `page` renders it as one HTML file, and its scripts only draw."""
 
 from rkr.report.html.page import Report, render, write_report
 

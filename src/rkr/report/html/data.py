@@ -1,6 +1,6 @@
-"""From results to what the page shows: the texts of its tables, and one JSON document for its charts.
+"""The content of the report page: the text of its tables, and one JSON document for its charts.
 
-All statistics are computed here; the page's script only draws. Accuracies are in percent, their differences in points.
+All statistics are computed here; the scripts of the page only draw. Accuracies are in percent, differences in points.
 """
 
 from __future__ import annotations
@@ -13,23 +13,33 @@ from statistics import fmean
 from typing import Any
 
 from rkr.experiment import metrics
-from rkr.experiment.metrics import Spread, spread
+from rkr.experiment.metrics import Spread
 from rkr.experiment.results import Result, is_number
 from rkr.report.groups import by_method, by_recipe, by_studied_order
 from rkr.report.html.paper import Published, published
 from rkr.report.looks import look_of
 from rkr.report.protocol import Protocol, differences, group_by_protocol, protocol
-from rkr.report.summary import COLUMNS, NOTHING, Cell, Summary, progress, summarise, summary_cells, zero_shot_cells
+from rkr.report.summary import (
+    COLUMNS,
+    NOTHING,
+    Cell,
+    Summary,
+    progress,
+    spreads,
+    summarise,
+    summary_cells,
+    zero_shot_cells,
+)
 
-HASH = 10  # characters of a hash that are shown
-LONG = 200  # a setting longer than this is cut
+HASH = 10  # displayed characters of a hash
+LONG = 200  # longer settings are cut
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that may be compared: one recipe, one protocol. A changed schedule counts as another recipe."""
+    """Comparable runs: one recipe and one protocol. A changed schedule counts as another recipe."""
 
     name: str
     results: list[Result]
@@ -39,23 +49,23 @@ class Group:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the page; each row belongs to a method, or to none."""
+    """A table of the page. Each row belongs to a method."""
 
     columns: Sequence[tuple[str, str]]  # name and explanation
     rows: list[tuple[str, list[Cell]]] = field(default_factory=list)
-    dim: set[int] = field(default_factory=set)  # rows that are in no average
+    dim: set[int] = field(default_factory=set)  # rows that are not part of any mean
 
     def numeric(self, column: int) -> bool:
-        """Whether a column is of numbers, which stand to the right."""
+        """Whether a column contains numbers and is right-aligned."""
         return any(isinstance(cells[column].value, (int, float)) for _, cells in self.rows)
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Which runs are shown together
+# Groups
 
 
 def grouped(results: Sequence[Result]) -> list[Group]:
-    """The runs by recipe and protocol, those of the recipe's own schedule first."""
+    """Group runs by recipe and protocol. Groups with the unchanged recipe come first."""
     groups: list[Group] = []
     for recipe, runs in by_recipe(results).items():
         found = []
@@ -65,11 +75,11 @@ def grouped(results: Sequence[Result]) -> list[Group]:
                 changed = _changed(same[0]) if known.changed else ""
                 found.append(Group(" · ".join(filter(None, (recipe, changed, order))), same, known, shared))
         groups += sorted(found, key=lambda group: bool(group.published.changed))
-    return [_told_apart(group, groups) for group in groups]
+    return [_unique(group, groups) for group in groups]
 
 
 def _changed(run: Result) -> str:
-    """A changed schedule in a few words, as the folders of such runs are called; not those that its recipe has."""
+    """A short description of a changed schedule, without what the name of the recipe already says."""
     epochs, limit = (
         _mapping(run.settings.get("training")).get("epochs"),
         _mapping(run.settings.get("stream")).get("limit"),
@@ -80,8 +90,8 @@ def _changed(run: Result) -> str:
     return ", ".join(words for words in said if f" {words} " not in named) if said else "changed"
 
 
-def _told_apart(group: Group, groups: Sequence[Group]) -> Group:
-    """The group with a name that no other has: with what its protocol has of its own, or else its hash."""
+def _unique(group: Group, groups: Sequence[Group]) -> Group:
+    """Make the name of a group unique by adding how its protocol differs, or its hash."""
     others = [other for other in groups if other is not group and other.name == group.name]
     if not others:
         return group
@@ -93,11 +103,11 @@ def _told_apart(group: Group, groups: Sequence[Group]) -> Group:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# The document of the charts
+# The data of the charts
 
 
 def document(groups: Sequence[Group]) -> Json:
-    """All that the charts draw."""
+    """The data of all charts."""
     return {"recipes": [_recipe(group) for group in groups]}
 
 
@@ -125,8 +135,6 @@ def _recipe(group: Group) -> Json:
             for method, (value, half) in group.published.numbers.items()
         ],
         "paperZero": group.published.zero_shot,
-        "severalOrders": any(len({run.order for run in own if run.finished}) > 1 for own in methods.values()),
-        "promised": any(_promises(run) for run in runs),
     }
 
 
@@ -152,8 +160,7 @@ def _method(name: str, runs: Sequence[Result], summary: Summary | None, zero: Ma
     if summary is not None:
         described["summary"] = {
             "accuracy": _spread(summary.accuracy),
-            "forgetting": _spread(summary.forgetting),
-            "bwt": _spread(summary.backward_transfer),
+            **{key: _spread(value) for key, value in summary.metrics.items()},
             "capacity": round(summary.capacity, 6),
             "aopd": None if summary.robustness is None else _percent(summary.robustness.mean),
             "mopd": None if summary.robustness is None else _percent(summary.robustness.worst),
@@ -170,14 +177,14 @@ def _run(run: Result) -> Json:
         "done": run.done,
         "tasks": list(run.tasks[: run.done]),
         "matrix": [[_percent(a) for a in row] for row in run.matrix],
-        "promised": _promises(run),
+        "guaranteed": _guarantees(run),
         "pairs": list(metrics.unchanged_pairs(run)),
         "proof": _proof(run),
     }
 
 
 def _proof(run: Result) -> list[list[Any]]:
-    """For each task the hash when it was learned, then for each later task 1 if it is the same, or what it is then."""
+    """For each task, its hash when it was learned, then for each later task 1 if unchanged, or else the new hash."""
     lists: list[list[Any]] = []
     for j, task in enumerate(run.tasks[: run.done]):
         then = run.proofs[j].get(task)
@@ -187,8 +194,8 @@ def _proof(run: Result) -> list[list[Any]]:
     return lists
 
 
-def _promises(run: Result) -> bool:
-    """Whether the method promises that answers stay as they are, and so records whether they did."""
+def _guarantees(run: Result) -> bool:
+    """Whether the method guarantees that outputs of earlier tasks stay unchanged, and records whether they did."""
     return any(unchanged is not None for unchanged in run.unchanged)
 
 
@@ -198,8 +205,8 @@ def _look(method: str) -> list[str]:
 
 
 def _columns(rows: Sequence[Sequence[float]]) -> list[list[Any]]:
-    """Mean and half-width at each place."""
-    return [_spread(spread(column))[:2] for column in zip(*rows, strict=True)]
+    """Mean and half-width at each position."""
+    return [_spread(found)[:2] for found in spreads(rows)]
 
 
 def _spread(value: Spread | None) -> list[Any]:
@@ -218,11 +225,11 @@ def _percent(fraction: float) -> float:
 # Tables
 
 
-HEADLINE = tuple(name for name in COLUMNS if name not in ("AOPD", "MOPD"))  # these are beside their chart
+HEADLINE = tuple(name for name in COLUMNS if name not in ("AOPD", "MOPD"))  # shown with their chart
 
 
 def headline(group: Group) -> Table:
-    """One row for each method over its finished runs, then the unfinished runs; empty columns are left out."""
+    """One row per method over its finished runs, then the unfinished runs. Empty columns are left out."""
     runs, measure = group.results, group.results[0].measure
     summaries = summarise(runs, group.published.numbers)
     cells = summary_cells(summaries, HEADLINE) or {"runs": [], measure: []}
@@ -239,11 +246,11 @@ def headline(group: Group) -> Table:
 
 
 def proofs(group: Group) -> Table:
-    """For each method with hashes of its answers, how many pairs of a task and a later one are the same."""
+    """For each method, the number of (task, later task) pairs with bit-identical outputs."""
     table = Table(
         [
             ("method", ""),
-            ("runs", "with hashes"),
+            ("runs", "number of runs, including unfinished ones"),
             ("identical pairs", COLUMNS["identical"].explanation),
             ("verdict", ""),
         ]
@@ -253,13 +260,13 @@ def proofs(group: Group) -> Table:
         same, of = (sum(column) for column in zip(*found, strict=True))
         if not of:
             continue
-        if any(_promises(run) for run in runs):
-            said = "✓ nothing was forgotten" if same == of else "✗ promised, but answers changed"
+        if any(_guarantees(run) for run in runs):
+            said = "✓ no forgetting" if same == of else "✗ guaranteed, but outputs changed"
         else:
-            said = "not promised by the method"
+            said = "not guaranteed by the method"
         cells = [Cell(method, method), Cell(str(len(runs)), len(runs)), Cell(f"{same}/{of}", same / of), Cell(said)]
         table.rows.append((method, cells))
-    table.rows.sort(key=lambda row: not any(_promises(run) for run in group.results if run.method == row[0]))
+    table.rows.sort(key=lambda row: not any(_guarantees(run) for run in group.results if run.method == row[0]))
     return table
 
 
@@ -267,7 +274,7 @@ RUNS = ("method", "order", "seed", "state", "result", "time", "commit", "protoco
 
 
 def runs_table(group: Group) -> Table:
-    """Every run: where it lies, how far it is, what it was made with."""
+    """All runs with their progress, result, code version and location."""
     measure = group.results[0].measure
     table = Table([("method", ""), *((measure if name == "result" else name, "") for name in RUNS[1:])])
     for run in group.results:
@@ -292,22 +299,22 @@ def runs_table(group: Group) -> Table:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Settings: what all runs share once, and of each run what is its own
+# Settings: those that all runs share, and those of each run
 
 
 @dataclass(frozen=True)
 class Details:
-    """One run, in words."""
+    """The description of one run."""
 
     method: str
     title: str
     finished: bool
     facts: list[tuple[str, str]]
-    settings: Json  # those that not all runs share
+    settings: Json  # those that the runs do not share
 
 
 def details(group: Group) -> tuple[Json, list[Details]]:
-    """The settings that all runs share, and each run with its own."""
+    """The settings that all runs share, and the description of each run."""
     flat = [dict(_flat(run.settings)) for run in group.results]
     shared = {
         path: text for path, text in flat[0].items() if all(other.get(path) == text for other in flat) and path[0]
@@ -321,7 +328,7 @@ def details(group: Group) -> tuple[Json, list[Details]]:
 
 
 def _state(run: Result) -> str:
-    """How far a run is, and whether it was made here or copied from another recipe's."""
+    """Whether a run is finished, and the run that it was copied from, if any."""
     if not run.finished:
         return f"unfinished, {progress(run)}"
     source = run.record.get("same_as")
@@ -334,7 +341,7 @@ def _facts(run: Result) -> list[tuple[str, str]]:
     train, test = sum(t.train_seconds for t in run.times), sum(t.test_seconds for t in run.times)
     facts = [
         ("folder", str(run.folder)),
-        ("state", _state(run) + ("" if run.finished else "; in no average")),
+        ("state", _state(run) + ("" if run.finished else "; not part of any mean")),
         ("seed", str(run.seed)),
         ("order", run.order),
         ("tasks", ", ".join(run.tasks)),

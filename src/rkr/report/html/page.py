@@ -1,4 +1,4 @@
-"""The report: one HTML file that holds everything it needs, and beside it the tables and figures as files."""
+"""The report: one self-contained HTML file, with tables and figures as separate files next to it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import base64
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.resources import files
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +31,8 @@ TITLE = "Continual learning results"
 
 
 @dataclass(frozen=True)
-class Chart:
-    """A chart of the page; the script draws it by its key."""
-
-    key: str
-    title: str
-    caption: str
-    wide: bool = False
-
-
-@dataclass(frozen=True)
 class Report:
-    """What was written, and what was not used."""
+    """The files that were written, and what was skipped."""
 
     page: Path
     tables: list[Path]
@@ -55,13 +46,13 @@ def write_report(
 ) -> Report:
     """Write index.html, tables/ and figures/ from all runs at or below some folders.
 
-    Whatever is in the folders, as much is written as can be: a recipe, table or figure that fails is in `skipped`.
+    Recipes, tables and figures that fail are listed in `skipped`; everything else is written.
     """
     found = scan(roots[0], *roots[1:], epochs=False)
     if not found.results:
         where = ", ".join(str(root) for root in roots)
         reasons = "; ".join(f"{skipped.path}: {skipped.reason}" for skipped in found.skipped[:3])
-        raise UsageError(f"{where}: no run that has learned a task" + (f" ({reasons})" if reasons else ""))
+        raise UsageError(f"{where}: no run has finished a task" + (f" ({reasons})" if reasons else ""))
     out = Path(out)
     groups = grouped(found.results)
     page = out / "index.html"
@@ -77,15 +68,17 @@ def write_report(
         recipe, known = group.results[0].recipe, group.published
         tables += write_tables(group.results, folder, {recipe: known.numbers}, failed)
         if figures:
-            from rkr.report.figures import write_report_figures  # matplotlib takes its time
+            from rkr.report.figures import write_figures  # slow to import
 
             prefix = file_stem(recipe) + (f"-{own}-" if own else "-")
-            drawn += write_report_figures(group.results, out / "figures", prefix, known.numbers, known.capacity, failed)
+            drawn += write_figures(
+                group.results, out / "figures", prefix, known.numbers, known.capacity, failed, each_run=False
+            )
     return Report(page, tables, drawn, len(found.results), skipped)
 
 
 def _own_names(groups: Sequence[Group]) -> list[str]:
-    """What tells the files of groups apart whose recipes are called the same; empty for one that is called as none."""
+    """A suffix for the file names of groups whose recipes share a name; empty if the name is unique."""
     stems = [file_stem(group.results[0].recipe).casefold() for group in groups]
     names: list[str] = []
     for group, stem in zip(groups, stems, strict=True):
@@ -97,12 +90,12 @@ def _own_names(groups: Sequence[Group]) -> list[str]:
 
 
 def _rendered(groups: Sequence[Group], skipped: list[Skipped], title: str) -> str:
-    """The page, without the groups that cannot be shown; those are added to `skipped`."""
+    """Render the page. Groups that cannot be rendered are left out and added to `skipped`."""
     try:
         return render(groups, skipped, title)
     except Exception as error:
         if len(groups) == 1:
-            skipped.append(Skipped(groups[0].results[0].folder, f"cannot be shown: {_reason(error)}"))
+            skipped.append(Skipped(groups[0].results[0].folder, f"cannot be rendered: {_reason(error)}"))
             return render([], skipped, title)
     shown = []
     for group in groups:
@@ -110,18 +103,18 @@ def _rendered(groups: Sequence[Group], skipped: list[Skipped], title: str) -> st
             render([group])
             shown.append(group)
         except Exception as error:
-            skipped.append(Skipped(group.results[0].folder, f"{group.name} cannot be shown: {_reason(error)}"))
+            skipped.append(Skipped(group.results[0].folder, f"{group.name} cannot be rendered: {_reason(error)}"))
     return render(shown, skipped, title)
 
 
 def _reason(error: Exception) -> str:
-    """An error in a line."""
+    """An error as one line."""
     text = " ".join(str(error).split())
     return text if isinstance(error, UsageError) and text else f"{type(error).__name__}: {text}"[:300]
 
 
 def render(groups: Sequence[Group], skipped: Sequence[Skipped] = (), title: str = TITLE) -> str:
-    """The page as text: the same results give the same page."""
+    """Render the page. The same results give the same page."""
     environment = Environment(
         loader=PackageLoader("rkr.report.html"),
         autoescape=True,
@@ -147,7 +140,7 @@ def render(groups: Sequence[Group], skipped: Sequence[Skipped] = (), title: str 
 
 
 def safe_json(value: Any) -> str:
-    """JSON that ends no script element, whatever texts are in it."""
+    """JSON that is safe inside a script element."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -192,7 +185,7 @@ def _section(group: Group) -> Mapping[str, Any]:
         "meta": _meta(group),
         "headline": headline(group),
         "headline_note": _headline_note(group, several),
-        "charts": _charts(group),
+        "charts": _charts(runs),
         "proofs": proofs(group),
         "table": runs_table(group),
         "shared": shared,
@@ -201,14 +194,14 @@ def _section(group: Group) -> Mapping[str, Any]:
 
 
 def _meta(group: Group) -> str:
-    """The protocol in one line, as far as the settings tell it."""
+    """A one-line summary of the protocol."""
     fields = group.protocol.fields
     schedule = {name.removeprefix("schedule."): v for name, v in fields.items() if name.startswith("schedule.")}
     parts = [_number(len(group.results[0].tasks), "task")]
     if fields.get("network.name"):
         parts.append(str(fields["network.name"]))
     if "epochs" in schedule:
-        parts.append(f"{schedule['epochs']} epochs a task")
+        parts.append(f"{schedule['epochs']} epochs per task")
     if "lr" in schedule:
         milestones = schedule.get("milestones")
         steps = ", ".join(map(str, milestones)) if isinstance(milestones, list) else ""
@@ -222,74 +215,111 @@ def _meta(group: Group) -> str:
 def _headline_note(group: Group, several: bool) -> str:
     measure = "accuracy" if group.results[0].measure == "accuracy" else "H"
     if not any(run.finished for run in group.results):
-        return "No run is finished yet, so there is no mean."
-    parts = [f"Mean {measure} over all tasks after the last one, in %, the task given"]
-    parts.append(
-        "± is the 95 % interval over runs by Student's t" if several else "one run of a method has no interval"
-    )
-    if set(group.published.numbers) & {run.method for run in group.results if run.finished}:
-        parts.append("“paper” is what the paper prints for this recipe")
-    return "; ".join(parts) + ". Headers sort; all columns are explained at the end of the page."
-
-
-def _charts(group: Group) -> list[Chart]:
-    """The charts that the runs allow."""
-    runs = group.results
-    zero_shot = runs[0].measure == "H"
-    finished = [run for run in runs if run.finished]
-    measure = "H" if zero_shot else "Accuracy"
-    charts = [
-        Chart(
-            "over",
-            f"{measure} over tasks",
-            "Mean over the tasks so far, after each task. Bands are 95 % intervals, from three runs on; thin lines "
-            "with hollow marks are runs that are not finished.",
-        )
-    ]
-    if finished:
-        hollow = " Hollow points are the paper's." if group.published.capacity else ""
-        text = f"Up and to the left is better. Error bars are 95 % intervals over runs.{hollow}"
-        charts.append(Chart("tradeoff", f"{measure} against capacity", text))
-    if zero_shot and finished:
-        text = "After the last task: mean accuracy of unseen and of seen classes, and their harmonic mean."
-        charts.append(Chart("zero", "Unseen and seen classes", text, wide=True))
-    if finished:
-        text = (
-            "Each task right after learning it and at the end; means over runs. The difference is what was forgotten."
-        )
-        charts.append(Chart("during", "During and after", text, wide=True))
-    text = "A row after each task, a column for each task. A column that keeps its colour is a task that is kept."
-    charts.append(Chart("matrix", f"{measure} matrix", text))
-    if any(run.done > 1 for run in finished):
-        text = "The best that earlier tasks had minus what they have at the end, their mean; bars are 95 % intervals."
-        charts.append(Chart("forgetting", "Forgetting", text))
-    text = "The network and all tasks so far: parameters by the paper's count, and all bytes that must be kept."
-    several = len({run.order for run in finished}) > 1
-    charts.append(Chart("cost", "Cost per task", text, wide=not several))
+        return "No run is finished yet."
+    parts = [f"Mean {measure} over all tasks after the last one, in %, with the task given."]
     if several:
-        text = (
-            "A mark for each run; the closer they are, the less the order matters. The table has the average and the "
-            "maximum disparity of a group of classes (AOPD, MOPD) where all orders have the same groups."
-        )
-        charts.append(Chart("orders", "Order robustness", text))
+        parts.append("± is the 95 % confidence interval over runs (Student's t).")
+    if set(group.published.numbers) & {run.method for run in group.results if run.finished}:
+        parts.append("The column “paper” shows the values reported in the paper for this recipe.")
+    parts.append("Click a header to sort. All columns are defined at the end of the page.")
+    return " ".join(parts)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Charts
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart of the page. The function of the same key in the CHARTS of charts.js draws it."""
+
+    key: str
+    title: str  # {measure} is Accuracy or H
+    caption: str
+    shown: Callable[[Sequence[Result]], bool] = lambda runs: True
+    wide: bool = False
+
+
+def _finished(runs: Sequence[Result]) -> list[Result]:
+    return [run for run in runs if run.finished]
+
+
+CHARTS = (
+    Chart(
+        "over",
+        "{measure} over tasks",
+        "Mean over the tasks learned so far. Bands are 95 % confidence intervals (three or more runs). Thin lines with "
+        "hollow markers are unfinished runs.",
+    ),
+    Chart(
+        "tradeoff",
+        "{measure} against capacity",
+        "Up and to the left is better. Error bars are 95 % confidence intervals over runs. Hollow points are the "
+        "paper's values.",
+        lambda runs: bool(_finished(runs)),
+    ),
+    Chart(
+        "zero",
+        "Unseen and seen classes",
+        "After the last task: mean per-class accuracy on unseen and seen classes, and their harmonic mean.",
+        lambda runs: runs[0].measure == "H" and bool(_finished(runs)),
+        wide=True,
+    ),
+    Chart(
+        "during",
+        "During and after",
+        "{measure} on each task right after learning it and after all tasks, averaged over runs. The difference is "
+        "forgetting.",
+        lambda runs: bool(_finished(runs)),
+        wide=True,
+    ),
+    Chart(
+        "matrix",
+        "{measure} matrix",
+        "One row per task learned, one column per task tested. A task that is not forgotten keeps its colour down its "
+        "column.",
+    ),
+    Chart(
+        "forgetting",
+        "Forgetting",
+        "The mean drop from the best to the final value on earlier tasks. Error bars are 95 % confidence intervals.",
+        lambda runs: any(run.done > 1 for run in _finished(runs)),
+    ),
+    Chart(
+        "cost",
+        "Cost per task",
+        "The network and all tasks learned so far: parameters counted as in the paper, and all bytes that must be "
+        "stored.",
+    ),
+    Chart(
+        "orders",
+        "Order robustness",
+        "One marker per run: the closer together, the less the order matters. The table lists the average and maximum "
+        "disparity of class groups (AOPD, MOPD) if all orders have the same groups.",
+        lambda runs: len({run.order for run in _finished(runs)}) > 1,
+    ),
+)
+
+
+def _charts(runs: Sequence[Result]) -> list[Chart]:
+    """The charts that the runs allow. The last one takes the full width if it has no neighbour."""
+    measure = "H" if runs[0].measure == "H" else "Accuracy"
+    charts = [
+        replace(chart, title=chart.title.format(measure=measure), caption=chart.caption.format(measure=measure))
+        for chart in CHARTS
+        if chart.shown(runs)
+    ]
+    if len(list(takewhile(lambda chart: not chart.wide, reversed(charts)))) % 2:
+        charts[-1] = replace(charts[-1], wide=True)
     return charts
 
 
 GLOSSARY = [
-    ("accuracy", "Mean of A[T, j] over j, the task given."),
-    ("H, U, S", "Of zero-shot tasks: mean accuracy of unseen (U) and of seen classes (S), and their harmonic mean H."),
-    ("accuracy over tasks", "Mean of A[i, j] over j ≤ i, for each i."),
-    ("during, after", "A[j, j] and A[T, j]."),
-    ("forgets", "Mean over j < T of the maximum over i < T of A[i, j], minus A[T, j]."),
-    ("BWT", "Backward transfer: mean over j < T of A[T, j] − A[j, j]."),
-    (
-        "FWT",
-        "Forward transfer: mean over j > 1 of A[j, j] minus the accuracy of a network that learned task j alone "
-        "(separate or original, same order).",
-    ),
-    ("AOPD, MOPD", "Mean and maximum over class groups of the difference between the best and the worst order."),
     *(
-        (name, f"{COLUMNS[name].explanation}.")
-        for name in ("inferred", "incremental", "top-5", "capacity", "bytes", "s/epoch", "identical")
+        (name, column.formula or f"{column.explanation[0].upper()}{column.explanation[1:]}.")
+        for name, column in COLUMNS.items()
+        if name not in ("runs", "sd", "paper", "verdict")
     ),
+    ("accuracy over tasks", "The mean over j ≤ i of A[i, j], for each i."),
+    ("during, after", "A[j, j] and A[T, j]."),
 ]

@@ -1,4 +1,4 @@
-"""What the paper prints for a recipe, read from the recipe's file: no network is built to check it, as a run would."""
+"""The paper's numbers for a recipe, read from the recipe file without building its network."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ Numbers = dict[str, tuple[float, float | None]]
 
 @dataclass(frozen=True)
 class Published:
-    """A shipped recipe's words, and the paper's numbers in percent; empty where there is no such recipe."""
+    """Title and description of a shipped recipe, and the paper's numbers in percent. Empty for other recipes."""
 
     title: str = ""
     about: str = ""
-    numbers: Numbers = field(default_factory=dict)  # the value and its half-width; the mean H of zero-shot tasks
+    numbers: Numbers = field(default_factory=dict)  # value and half-width; for zero-shot tasks, the mean H
     capacity: Mapping[str, float] = field(default_factory=dict)
     zero_shot: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # method -> "CUB H" -> value
-    changed: tuple[str, ...] = ()  # how the run's schedule is not the recipe's; then there are no numbers
-    printed: bool = False  # whether the paper has numbers for the recipe's own schedule
+    changed: tuple[str, ...] = ()  # how the run deviates from the recipe; then there are no numbers
+    printed: bool = False  # whether the paper has numbers for the unchanged recipe
 
 
-STREAM = {"kind": "split", "validation": 0.0, "part": "test", "first": None}  # where a recipe leaves them out
+STREAM = {"kind": "split", "validation": 0.0, "part": "test", "first": None}  # the defaults of recipe files
 
 
 def published(settings: Mapping[str, Any]) -> Published:
-    """What is known of the recipe of a run with these settings."""
+    """The published numbers of the recipe of a run, if its settings are those of the recipe."""
     name = settings.get("recipe")
     if not isinstance(name, str) or name not in recipe_names():
         return Published()
@@ -78,7 +78,7 @@ def _plain(value: float | tuple[float, ...] | None) -> float | None:
 
 
 def _unchecked(values: Mapping[str, Any]) -> Recipe:
-    """The recipe for its arithmetic of published numbers alone."""
+    """The parts of the recipe that published numbers are computed from, without validation."""
     zero_shot = values["stream"].get("kind") == "zero-shot"
     stream = ZeroShotSettings.model_construct(datasets=tuple(values["stream"]["datasets"])) if zero_shot else None
     paper = tuple(PaperNumber.model_validate(number) for number in values.get("paper", ()))
@@ -86,7 +86,7 @@ def _unchecked(values: Mapping[str, Any]) -> Recipe:
 
 
 def _changes(settings: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
-    """The settings of a run that are not those of the recipe's file, and a limit on its data."""
+    """The settings of a run that differ from the recipe file."""
     stream, training = settings.get("stream"), settings.get("training")
     if not isinstance(stream, Mapping) or not isinstance(training, Mapping):
         return ["unknown settings"]
@@ -95,7 +95,7 @@ def _changes(settings: Mapping[str, Any], values: Mapping[str, Any]) -> list[str
     built = {**network, **(network.get("arguments") or {})} if isinstance(network, Mapping) else {}
     for part, own in (("stream", stream), ("network", built)):
         for key, wanted in {**(STREAM if part == "stream" else {}), **values[part]}.items():
-            if key in own and key not in ("limit", "seed") and own[key] != wanted:  # older runs lack some
+            if key in own and key not in ("limit", "seed") and own[key] != wanted:  # older runs lack some settings
                 changes.append(f"{part} {_changed(key, own[key], wanted)}")
     for key, wanted in values["training"].items():
         here = training.get(key)
@@ -108,7 +108,7 @@ def _changes(settings: Mapping[str, Any], values: Mapping[str, Any]) -> list[str
         if own != classifier.get(key):
             changes.append(f"classifier {_changed(key, own, classifier.get(key))}")
     if stream.get("limit") is not None:
-        changes.append(f"at most {stream['limit']} training images of a class")
+        changes.append(f"at most {stream['limit']} training images per class")
     return changes
 
 

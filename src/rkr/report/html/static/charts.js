@@ -1,5 +1,6 @@
-// The charts. Each takes ({recipe, methods, paper, width, run, title}) and gives {drawing, hits, table}:
-// the SVG, where values lie with their texts, and the same values as a table. `methods` are those switched on.
+// The charts. Each function takes {recipe, methods, paper, width, run, title} and returns {drawing, hits, table}:
+// the SVG, the positions and tooltips of its values, and the values as a table. `methods` are those switched on.
+// To add a chart, add its function to CHARTS at the end and its title and caption to CHARTS in page.py.
 
 const named = (recipe, i) => (recipe.tasks ? `${i + 1} ${recipe.tasks[i]}` : `${i + 1}`);
 const measureOf = (recipe) => (recipe.measure === "accuracy" ? "accuracy (%)" : `${recipe.measure} (%)`);
@@ -13,7 +14,7 @@ function ofMethod(recipe, methods, wanted) {
   return recipe.runs.filter((run) => on.has(run.method) && wanted(run));
 }
 
-// Lines over tasks: series are {name, look, open, banded, values: [[y, half]], text(i)}.
+// Lines over tasks. Series are {name, look, open, banded, values: [[y, half]], text(i)}.
 function lines(box, scales, series, hits) {
   const parts = [];
   for (const one of series) {
@@ -71,7 +72,7 @@ function overTasks({ recipe, methods, width, title }) {
   const drawing = canvas(
     width, box.bottom + 46 + names.height, title,
     `${series.length} lines; ${series.map((one) => `${one.name} ends at ${fixed(one.values.at(-1)[0], 2)} %`).join(", ")}.`,
-    axes(box, { scale: x, ticks: whole(recipe.n), label: "tasks learned" }, { scale: y, ticks: y.ticks(6), label: `mean ${measureOf(recipe)} on them` }),
+    axes(box, { scale: x, ticks: whole(recipe.n), label: "tasks learned" }, { scale: y, ticks: y.ticks(6), label: `mean ${measureOf(recipe)} on tasks learned` }),
     lines(box, { x, y, low, high }, series, hits),
     names.group,
   );
@@ -107,22 +108,22 @@ function tradeOff({ recipe, methods, paper, width, title }) {
   const names = legend(
     [
       ...(own.length ? [{ name: "measured", draw: (a, b) => mark(["#000000", "o"], a, b, 4.6) }] : []),
-      ...(printed.length ? [{ name: "the paper's value", draw: (a, b) => mark(["#000000", "o"], a, b, 4.6, true) }] : []),
+      ...(printed.length ? [{ name: "paper's value", draw: (a, b) => mark(["#000000", "o"], a, b, 4.6, true) }] : []),
     ],
     10, box.bottom + 46, width - 20,
   );
   const drawing = canvas(
     width, box.bottom + 46 + names.height, title,
     dots.map((d) => `${d.name}: ${fixed(d.y, 2)} % at ${fixed(d.x, 1)} % capacity`).join("; ") + ".",
-    axes(box, { scale: x, ticks: x.ticks(width < 480 ? 4 : 7), label: width < 480 ? `capacity (%${x.log ? ", log scale" : ""})` : `capacity (%; the plain network is 100${x.log ? ", log scale above it" : ""})` },
-      { scale: y, ticks: y.ticks(6), label: measureOf(recipe) + " at the end" }),
+    axes(box, { scale: x, ticks: x.ticks(width < 480 ? 4 : 7), label: width < 480 ? `capacity (%${x.log ? ", log scale" : ""})` : `capacity (% of the original network${x.log ? ", log scale" : ""})` },
+      { scale: y, ticks: y.ticks(6), label: `final ${measureOf(recipe)}` }),
     bars, marks, labels, names.group,
   );
   const rows = [...own, ...printed].map((d) => [d.name, { text: fixed(d.x, 1), value: d.x }, percent2(d.y), percent2(d.half)]);
   return { drawing, hits, table: { header: ["method", "capacity in %", `${recipe.measure} in %`, "± 95 %"], rows } };
 }
 
-// A label beside its point, where it hides the fewest others; one that stands apart has a line to its point.
+// A label next to its point, where it covers the fewest others. Distant labels get a line to their point.
 function placed(name, x, y, box, taken, pale) {
   const wide = widthOf(name, 11.5) + 2, places = [];
   for (const far of [9, 20, 32, 46, 62])
@@ -171,8 +172,8 @@ function duringAfter({ recipe, methods, width, title }) {
   const names = legend([{ name: "right after learning", draw: box(PALE) }, { name: "after all tasks", draw: box({}) }], 4, 0, width);
   const drawing = canvas(
     width, top + Math.ceil(shown.length / columns) * tall + 14, title,
-    `Bars of each task's ${measureOf(recipe)} right after learning and at the end, for ${shown.length} methods.`,
-    names.group, parts, text(`task, in the order of learning; ${measureOf(recipe)}`, width / 2, top + Math.ceil(shown.length / columns) * tall + 4, { "text-anchor": "middle" }),
+    `${measureOf(recipe)} on each task right after learning it and after all tasks, for ${shown.length} methods.`,
+    names.group, parts, text(`task, in learning order; ${measureOf(recipe)}`, width / 2, top + Math.ceil(shown.length / columns) * tall + 4, { "text-anchor": "middle" }),
   );
   const rows = shown.flatMap((method) => method.during.map(([value, half], i) => [
     method.name, named(recipe, i), percent2(value), percent2(half), percent2(method.after[i][0]), percent2(method.after[i][1]),
@@ -208,9 +209,9 @@ function matrix({ recipe, run, width, title }) {
   const bottom = top + n * cell, bar = Math.min(160, width - left - 150), id = `g${Math.random().toString(36).slice(2)}`;
   const stops = whole(11).map((i) => svg("stop", { offset: `${(i - 1) * 10}%`, "stop-color": viridis((i - 1) / 10) }));
   const drawing = canvas(
-    width, bottom + 72, title, n ? `Accuracies of ${n} tasks after each task, from ${fixed(Math.min(...all), 1)} to ${fixed(Math.max(...all), 1)} %.` : "No run is chosen.",
+    width, bottom + 72, title, n ? `Accuracy on ${n} tasks after each task, from ${fixed(Math.min(...all), 1)} to ${fixed(Math.max(...all), 1)} %.` : "No run is selected.",
     svg("defs", {}, svg("linearGradient", { id }, stops)), parts,
-    text("after learning task (down)", 4, 18), text("tested on task", left, bottom + 34),
+    text("after learning task (rows)", 4, 18), text("tested on task (columns)", left, bottom + 34),
     text(low, left, bottom + 62, { fill: "var(--muted)" }),
     svg("rect", { x: left + 24, y: bottom + 52, width: bar, height: 11, fill: `url(#${id})` }),
     text(`${high}  ${measureOf(recipe)}`, left + 30 + bar, bottom + 62, { fill: "var(--muted)" }),
@@ -220,7 +221,7 @@ function matrix({ recipe, run, width, title }) {
   return { drawing, hits, table: { header: ["after learning", ...whole(n).map(String), "mean"], rows: table } };
 }
 
-// Horizontal bars around 0, a row for each method: entries are {name, look, value, half, text}.
+// Horizontal bars from 0, one row per method. Entries are {name, look, value, half, text}.
 function rowsOfBars(entries, width, title, label, description) {
   const left = Math.min(150, width * 0.36), tall = 28, top = 14, bottom = top + entries.length * tall;
   const ends = entries.flatMap((e) => [e.value, e.value - (e.half || 0), e.value + (e.half || 0)]);
@@ -248,14 +249,14 @@ function forgetting({ recipe, methods, width, title }) {
   const known = methods.filter((method) => method.summary && method.summary.forgetting[0] !== null);
   const entries = known.map((method) => {
     const [value, half] = method.summary.forgetting;
-    return { name: method.name, look: method.look, value, half, text: `${method.name}\nforgets ${plusMinus(value, half)} points` };
+    return { name: method.name, look: method.look, value, half, text: `${method.name}\nforgetting ${plusMinus(value, half)} points` };
   });
   const said = entries.map((e) => `${e.name} ${points(e.value)}`).join(", ");
   const rows = known.map(({ name, summary: s }) => [
-    name, number(s.forgetting[0], points), percent2(s.forgetting[1]), number(s.bwt[0], points), percent2(s.bwt[1]), { text: String(s.forgetting[3]), value: s.forgetting[3] },
+    name, number(s.forgetting[0], points), percent2(s.forgetting[1]), number(s.backward_transfer[0], points), percent2(s.backward_transfer[1]), { text: String(s.forgetting[3]), value: s.forgetting[3] },
   ]);
-  const header = ["method", "forgets, points", "± 95 %", "backward transfer, points", "± 95 %", "runs"];
-  return { ...rowsOfBars(entries, width, title, width < 480 ? "points lost" : "points lost of the best accuracy (0 is nothing)", `Forgetting in points: ${said}.`), table: { header, rows } };
+  const header = ["method", "forgetting, points", "± 95 %", "backward transfer, points", "± 95 %", "runs"];
+  return { ...rowsOfBars(entries, width, title, width < 480 ? "drop in points" : "drop from the best accuracy, in points", `Forgetting in points: ${said}.`), table: { header, rows } };
 }
 
 function cost({ recipe, methods, width, title }) {
@@ -288,7 +289,7 @@ function cost({ recipe, methods, width, title }) {
   const said = shown.map((method) => `${method.name} ${fixed(method.cost.at(-1)[0], 1)} %, ${size(method.cost.at(-1)[1])}`).join("; ");
   return {
     drawing: canvas(width, height + names.height, title, `After the last task: ${said}.`, parts, names.group), hits,
-    table: { header: ["method", "after task", "capacity in %", "this task", "bytes", "this task, bytes"], rows },
+    table: { header: ["method", "after task", "capacity in %", "added", "bytes", "bytes added"], rows },
   };
 }
 
@@ -308,7 +309,7 @@ function orders({ recipe, methods, width, title }) {
       hits.push({ x: x(value), y, text: `${method.name}, order ${run}\n${fixed(value, 2)} %` });
     }
   });
-  parts.push(text(`mean ${measureOf(recipe)} at the end${width < 480 ? "" : ", a mark for each run"}`, (left + width) / 2, bottom + 34, { "text-anchor": "middle" }));
+  parts.push(text(`final mean ${measureOf(recipe)}${width < 480 ? "" : ", one marker per run"}`, (left + width) / 2, bottom + 34, { "text-anchor": "middle" }));
   const rows = shown.flatMap(({ name, summary: s }) => s.byRun.map(([run, value], i) => [name, run, percent2(value), ...(i ? [{ text: "" }, { text: "" }] : [percent2(s.aopd), percent2(s.mopd)])]));
   const said = shown.map(({ name, summary: s }) => `${name}: ${s.byRun.length} runs from ${fixed(Math.min(...s.byRun.map((r) => r[1])), 2)} to ${fixed(Math.max(...s.byRun.map((r) => r[1])), 2)} %`);
   return { drawing: canvas(width, bottom + 44, title, said.join("; ") + ".", parts), hits, table: { header: ["method", "order", `${recipe.measure} in %`, "AOPD, points", "MOPD, points"], rows } };

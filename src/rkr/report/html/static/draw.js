@@ -1,4 +1,4 @@
-// Drawing: elements, numbers, scales, axes, markers. Texts are set as text, never as markup.
+// Drawing: elements, numbers, scales, axes, markers. Strings are inserted as text, never as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -13,7 +13,7 @@ function fill(node, attributes, children) {
 const svg = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 const html = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
 
-// As Python formats: what lies exactly between two numbers goes to the even one.
+// Format like Python: ties round to even.
 function fixed(x, digits) {
   const text = Math.abs(x).toFixed(digits);
   const scaled = Math.abs(x) * 2 ** (digits + 1);
@@ -23,7 +23,7 @@ function fixed(x, digits) {
   return (x < 0 ? "-" : "") + rounded;
 }
 
-// A difference with its sign; what rounds to nothing has none.
+// Format a difference with its sign. Values that round to zero have no sign.
 function points(x) {
   const text = fixed(x, 2);
   return Number(text) === 0 ? "0.00" : (x > 0 ? "+" : "") + text;
@@ -67,7 +67,7 @@ function logarithmic(from, to, start, end) {
   return scale;
 }
 
-// Capacity: 100 % is the plain network, and what lies close above it must be told apart from what is many times as much.
+// Capacity: 100 % is the original network. The scale separates values just above 100 % and still shows large multiples.
 function capacityScale(low, high, start, end) {
   if (high / low < 1.5) {
     const spare = Math.max(0.5, (high - low) * 0.07);
@@ -82,7 +82,7 @@ function capacityScale(low, high, start, end) {
   return scale;
 }
 
-// A range for accuracies: tens around the values, within 0 to 100.
+// The range of an accuracy axis: multiples of 10 around the values, within 0 to 100.
 function percents(values) {
   const low = Math.max(0, 10 * Math.floor((Math.min(...values) - 1) / 10));
   return [low, Math.max(low + 10, Math.min(100, 10 * Math.ceil((Math.max(...values) + 1) / 10)))];
@@ -139,7 +139,7 @@ function errorBar(x, low, high, colour) {
   return [line(x, low, x, high, look), line(x - 3, low, x + 3, low, look), line(x - 3, high, x + 3, high, look)];
 }
 
-// As few digits as tell ticks apart.
+// Format ticks with as few digits as keep them distinct.
 function sizes(ticks) {
   const digits = [3, 4, 5, 6].find((d) => new Set(ticks.map((tick) => size(tick, d))).size === ticks.length) || 7;
   return (tick) => size(tick, digits);
@@ -168,7 +168,7 @@ function axes(box, x, y) {
   return svg("g", {}, parts);
 }
 
-// The names of what is drawn, in as many rows as they need: entries are {name, draw(x, y)}.
+// A legend, wrapped into rows. Entries are {name, draw(x, y)}.
 function legend(entries, left, top, width) {
   const group = svg("g", {});
   let x = left, y = top + 10;

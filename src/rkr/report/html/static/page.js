@@ -1,16 +1,16 @@
-// The page: switches, sorting, tooltips, tables of charts, downloads, light and dark, printing.
+// The page: method switches, sorting, tooltips, chart tables, downloads, light and dark mode, printing.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const PRINTED = 660; // width of a chart on paper
+const PRINTED = 660; // chart width in print
 let printing = false;
 const redraws = [];
 
-// Light and dark ------------------------------------------------------------------------------------------
+// Light and dark mode -------------------------------------------------------------------------------------
 
 function themes() {
   const button = document.getElementById("theme"), system = matchMedia("(prefers-color-scheme: dark)");
   const kept = () => { try { return localStorage.getItem("rkr-theme"); } catch { return null; } };
-  const offer = (now) => { // the button says what it switches to
+  const offer = (now) => { // the label names the mode that it switches to
     button.dataset.to = now === "dark" ? "light" : "dark";
     button.textContent = now === "dark" ? "Light mode" : "Dark mode";
   };
@@ -21,7 +21,7 @@ function themes() {
   };
   button.addEventListener("click", () => {
     const next = button.dataset.to;
-    try { localStorage.setItem("rkr-theme", next); } catch { /* a page from disk may keep nothing */ }
+    try { localStorage.setItem("rkr-theme", next); } catch { /* storage may be unavailable for local files */ }
     document.documentElement.dataset.theme = next;
     offer(next);
   });
@@ -39,7 +39,7 @@ function sortable(table) {
     button.addEventListener("click", () => {
       const before = header.getAttribute("aria-sort");
       const numeric = [...table.tBodies[0].rows].some((row) => row.cells[column].dataset.number !== undefined);
-      const down = before ? before === "ascending" : numeric; // the largest number first
+      const down = before ? before === "ascending" : numeric; // largest number first
       for (const other of headers) other.removeAttribute("aria-sort");
       header.setAttribute("aria-sort", down ? "descending" : "ascending");
       const value = (row) => {
@@ -77,7 +77,7 @@ function csv({ header, rows }) {
   return [header, ...rows].map((row) => row.map(cell).join(",") + "\r\n").join("");
 }
 
-// The chart as it is shown, its colours written out, on the page's background.
+// The chart as a standalone SVG, with resolved colours and the background of the page.
 function standalone(drawing) {
   const copy = drawing.cloneNode(true), here = [...drawing.querySelectorAll("*")];
   [...copy.querySelectorAll("*")].forEach((node, i) => {
@@ -92,7 +92,7 @@ function standalone(drawing) {
 
 const fileName = (...parts) => parts.join("-").replace(/[^\w.-]+/g, "_");
 
-// Tooltips: the pointer or, with the chart in focus, the arrow keys ------------------------------------------
+// Tooltips, by pointer or with the arrow keys while a chart has the focus ------------------------------------
 
 function tooltips(figure, current) {
   const plot = figure.querySelector(".plot"), tip = figure.querySelector(".tip"), said = figure.querySelector(".said");
@@ -157,7 +157,7 @@ function options(select, entries) {
   if (entries.some(([value]) => value === before)) select.value = before;
 }
 
-// The choices of a method and one of its runs; `mean` adds the mean over finished runs.
+// Selects a method and one of its runs. `mean` adds the mean over finished runs.
 function chooser(scope, recipe, mean, changed) {
   const [method, run] = scope.querySelectorAll("select");
   const runs = () => {
@@ -171,9 +171,9 @@ function chooser(scope, recipe, mean, changed) {
   run.addEventListener("change", changed);
   return {
     refresh(methods) {
-      const promises = (one) => Number(recipe.runs.some((r) => r.method === one.name && r.promised));
+      const guarantees = (one) => Number(recipe.runs.some((r) => r.method === one.name && r.guaranteed));
       const begun = methods.filter((one) => recipe.runs.some((r) => r.method === one.name && r.done));
-      if (!mean) begun.sort((a, b) => promises(b) - promises(a));
+      if (!mean) begun.sort((a, b) => guarantees(b) - guarantees(a));
       options(method, begun.map((one) => [one.name, one.name]));
       runs();
     },
@@ -208,7 +208,7 @@ function chart(figure, recipe, state) {
   return () => { if (pick) pick.refresh(recipe.methods.filter((method) => !state.off.has(method.name))); draw(); };
 }
 
-// The hashes of a run: of each task when it was learned, and whether they are the same after each later task.
+// The hashes of a run: for each task, the hash when it was learned and whether it changed after each later task.
 function proof(part, recipe, state) {
   const into = part.querySelector("[data-hashes]");
   const pick = chooser(part, recipe, false, () => draw());
@@ -220,7 +220,7 @@ function proof(part, recipe, state) {
     const rows = run.proof.map(([learned, ...later], j) => html("tr", {}, html("th", { scope: "row" }, `${j + 1} ${run.tasks[j]}`),
       html("td", {}, html("code", {}, learned === null ? "–" : learned)), empty(j), later.map(after)));
     const header = ["task", "when learned", ...Array.from({ length: Math.max(0, run.done - 1) }, (_, i) => `after ${i + 2}`)];
-    into.replaceChildren(html("table", {}, html("caption", {}, `${run.method}, order ${run.label}: ${run.pairs[0]} of ${run.pairs[1]} pairs are identical`),
+    into.replaceChildren(html("table", {}, html("caption", {}, `${run.method}, order ${run.label}: ${run.pairs[0]} of ${run.pairs[1]} pairs identical`),
       html("thead", {}, html("tr", {}, header.map((name) => html("th", { scope: "col" }, name)))), html("tbody", {}, rows)));
   }
   return () => { pick.refresh(recipe.methods.filter((method) => !state.off.has(method.name) && recipe.runs.some((run) => run.method === method.name && run.pairs[1]))); draw(); };
