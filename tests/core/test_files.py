@@ -33,6 +33,7 @@ from rkr.core.zoo import INDEX, encode_index
 from rkr.networks import resnet18
 
 FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+KINDS = {kind.name: kind for kind in (files.TASK, zoo_module.BASE)}
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -204,7 +205,7 @@ def task_file(folder: Path, number: int = 0) -> Path:
 
 def rewrite(path: Path, kind: str, tensors: Mapping[str, Any] | None = None, **metadata: str | None) -> None:
     """Change a file's content (None removes) and give it valid checksums again."""
-    meta, found = files.decode(path, kind)
+    meta, found = files.decode(path, KINDS[kind])
     new_meta = {k: v for k, v in {**meta, **metadata}.items() if v is not None and k not in ("crc32", "sha256")}
     new = {k: v for k, v in {**found, **(tensors or {})}.items() if v is not None}
     path.write_bytes(files.encode(new, new_meta))
@@ -264,7 +265,7 @@ def test_task_file_says_what_it_is(tmp_path: Path) -> None:
     with safetensors.safe_open(tmp_path / "b.safetensors", "pt") as file:
         meta = file.metadata()
     assert meta["format"] == "rkr-task"
-    assert meta["version"] == files.FORMAT_VERSION == "1"
+    assert meta["version"] == str(files.TASK.version) == "1"
     assert meta["task"] == "b"
     assert meta["rank"] == "3"
     assert meta["layout"] == "reshape"
@@ -847,7 +848,7 @@ WRONG_TASKS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "wrong format": ({"format": "pt"}, ("'pt'",)),
     "format of a base": ({"format": "rkr-base"}, ("'rkr-base'",)),
     "no format": ({"format": None}, ("None",)),
-    "later version": ({"version": "2"}, ("version", "'2'")),
+    "later version": ({"version": "2"}, ("version 2 of rkr-task", "reads version 1", "upgrade rkr")),
     "no version": ({"version": None}, ("version", "None")),
     "wrong base": ({"base": "0" * 64}, ("base", "000000000000")),
     "no base": ({"base": None}, ("base",)),
@@ -1816,9 +1817,9 @@ def test_files_get_the_users_permissions(tmp_path: Path) -> None:
 
 
 def test_nothing_in_the_package_unpickles() -> None:
-    # tasks/unpickle.py is the reader of the CIFAR archives, which can build nothing but arrays; it has its own tests.
+    # data/unpickle.py is the reader of the CIFAR archives, which can build nothing but arrays; it has its own tests.
     # features/network.py reads weights from an installed package, whose code runs anyway, and as tensors only.
-    apart = {("tasks", "unpickle.py"), ("features", "network.py")}
+    apart = {("data", "unpickle.py"), ("features", "network.py")}
     sources = [p for p in Path(rkr.__file__).parent.rglob("*.py") if p.parts[-2:] not in apart]
     assert len(sources) > 10
     words = r"pickle\.load|import pickle|Unpickler|torch\.load\b|weights_only|allow_pickle|np\.load|numpy\.load"
