@@ -258,7 +258,7 @@ def test_unknown_version_is_refused(name: str, version: str, old: Path) -> None:
 
 def test_resuming_refuses_newer_settings_and_parts(old: Path) -> None:
     for path, begin in (
-        (old / "stopped/tiny/rkr/fixed/run.json", lambda: RunFolder(path.parent).begin({}, "", {})),
+        (old / "stopped/tiny/rkr/fixed/run.json", lambda: RunFolder(old / "stopped/tiny/rkr/fixed").begin({}, "", {})),
         (old / "features.mat.part/settings.json", lambda: Parts(old / "features.mat").begin({})),
     ):
         restated(path, 2)
