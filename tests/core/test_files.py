@@ -33,6 +33,7 @@ from rkr.core.zoo import INDEX, encode_index
 from rkr.networks import resnet18
 
 FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+KINDS = {kind.name: kind for kind in (files.TASK, zoo_module.BASE)}
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -204,7 +205,7 @@ def task_file(folder: Path, number: int = 0) -> Path:
 
 def rewrite(path: Path, kind: str, tensors: Mapping[str, Any] | None = None, **metadata: str | None) -> None:
     """Change a file's content (None removes) and give it valid checksums again."""
-    meta, found = files.decode(path, kind)
+    meta, found = files.decode(path, KINDS[kind])
     new_meta = {k: v for k, v in {**meta, **metadata}.items() if v is not None and k not in ("crc32", "sha256")}
     new = {k: v for k, v in {**found, **(tensors or {})}.items() if v is not None}
     path.write_bytes(files.encode(new, new_meta))
@@ -264,7 +265,7 @@ def test_task_file_says_what_it_is(tmp_path: Path) -> None:
     with safetensors.safe_open(tmp_path / "b.safetensors", "pt") as file:
         meta = file.metadata()
     assert meta["format"] == "rkr-task"
-    assert meta["version"] == files.FORMAT_VERSION == "1"
+    assert meta["version"] == str(files.TASK.version) == "1"
     assert meta["task"] == "b"
     assert meta["rank"] == "3"
     assert meta["layout"] == "reshape"
@@ -847,7 +848,7 @@ WRONG_TASKS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "wrong format": ({"format": "pt"}, ("'pt'",)),
     "format of a base": ({"format": "rkr-base"}, ("'rkr-base'",)),
     "no format": ({"format": None}, ("None",)),
-    "later version": ({"version": "2"}, ("version", "'2'")),
+    "later version": ({"version": "2"}, ("version 2 of rkr-task", "reads version 1", "upgrade rkr")),
     "no version": ({"version": None}, ("version", "None")),
     "wrong base": ({"base": "0" * 64}, ("base", "000000000000")),
     "no base": ({"base": None}, ("base",)),
@@ -902,7 +903,7 @@ def test_wrong_task_in_a_folder_is_refused(case: str, zoo: tuple[rkr.RectifiedMo
 def test_task_that_is_not_finite_is_refused(bad: str, saved: tuple[rkr.RectifiedModel, Path]) -> None:
     model, path = saved
     before, good = snapshot(model), path.read_bytes()
-    _, tensors = files.decode(path, "rkr-task")
+    _, tensors = files.decode(path, files.TASK)
     floats = [key for key, t in tensors.items() if t.is_floating_point()]
     assert len(floats) == len(SMALL_KEYS) - 2
     for key in floats:

@@ -93,7 +93,7 @@ def test_any_tree(tmp_path_factory: pytest.TempPathFactory, tree: Any) -> None:
 
 def test_what_it_cannot_hold_is_refused_before_writing(tmp_path: Path) -> None:
     save_state(tmp_path / "s", {"a": 1})
-    with pytest.raises(TypeError, match="cannot hold set"):
+    with pytest.raises(TypeError, match="cannot contain set"):
         save_state(tmp_path / "s", {"a": {1, 2}})
     assert load_state(tmp_path / "s") == {"a": 1}
 

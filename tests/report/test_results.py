@@ -157,7 +157,7 @@ def test_lines_out_of_place_are_named(run_folder, change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 2}, ": format 2 is not 1, the one that this version reads"),
+        ({"format": 2}, ": format version 2 of rkr-results, but this version of rkr reads version 1: upgrade rkr"),
         ({"seed": -1}, ": 'seed' must be a whole number, 0 or more, not -1"),
         ({"order": None}, ": 'order' must be text, not null"),
         ({"stream": {"tasks": [], "order": []}}, ": 'stream': 0 tasks, but classes of 0"),

@@ -1,7 +1,7 @@
-"""Task files: safetensors only, written atomically, read strictly.
+"""Task files, and what all safetensors files of the package share: checksums, versions, atomic writes, strict reads.
 
-A task file holds the task's tensors under the user's own module paths, and as metadata all that is needed to refuse it
-where it does not belong. Nothing is ever unpickled.
+A task file holds the task's tensors under the network's module paths. Its metadata identifies the base network and the
+options, so a file for another network is refused. Nothing is unpickled. Versions: `rkr.versions`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from torch import Tensor, nn
 from rkr.atomic import write_atomic
 from rkr.core.state import TaskState, is_statistic
 from rkr.errors import FileError, UsageError
+from rkr.versions import Format
 
 if TYPE_CHECKING:
     from rkr.core.model import RectifiedModel
 
-FORMAT_VERSION = "1"
+TASK = Format("rkr-task", 1)
 SUFFIX = ".safetensors"
 PathLike = str | os.PathLike[str]
 
@@ -36,9 +37,9 @@ PathLike = str | os.PathLike[str]
 
 
 def digest(tensors: Mapping[str, Tensor], *words: str, raw: Mapping[str, Any] | None = None) -> str:
-    """SHA-256 of named tensors and words; the same on every device, in every memory format and process.
+    """SHA-256 of named tensors and words. It does not depend on the device, the memory format or the process.
 
-    `raw` has the tensors' bytes where they are at hand.
+    `raw` gives the bytes of the tensors if they are already in memory.
     """
     h = hashlib.sha256()
     for word in words:
@@ -51,30 +52,30 @@ def digest(tensors: Mapping[str, Tensor], *words: str, raw: Mapping[str, Any] | 
 
 
 def base_fingerprint(model: RectifiedModel) -> str:
-    """Hash of all that tasks share."""
+    """Hash of everything that the tasks share."""
     return digest(model.tensors.base_state(), "rkr-base")
 
 
 def task_fingerprint(model: RectifiedModel, task: TaskState) -> str:
-    """Hash of all that a task computes with."""
+    """Hash of everything that a task computes with."""
     return digest(model.tensors.task_state(task), "rkr-task", base_fingerprint(model), model.options.layout)
 
 
 def known_base_fingerprint(model: RectifiedModel) -> str:
-    """`base_fingerprint`, computed again only where the base has changed since the last call.
+    """`base_fingerprint`, computed again only if the base has changed since the last call.
 
-    Every byte is read, because no version counter sees a write to `.data`; but a checksum of the bytes as they lie in
-    memory takes a third of the time, and misses a change once in 2^32.
+    Version counters do not see a write to `.data`, so every byte is read. A CRC-32 in memory order takes a third of
+    the time of the fingerprint and misses a change with probability 2^-32.
     """
     state = model.tensors.base_state()
-    now = {k: (v.dtype, v.shape, v.stride(), zlib.crc32(_raw(_as_it_lies(v)))) for k, v in state.items()}
+    now = {k: (v.dtype, v.shape, v.stride(), zlib.crc32(_raw(_in_memory_order(v)))) for k, v in state.items()}
     if model._base_known is None or model._base_known[0] != now:
         model._base_known = now, digest(state, "rkr-base")
     return model._base_known[1]
 
 
-def _as_it_lies(t: Tensor) -> Tensor:
-    """A channels_last tensor with its channels at the end, so that its bytes need no copy."""
+def _in_memory_order(t: Tensor) -> Tensor:
+    """A channels_last tensor with its channels as the last dimension, so its bytes are read without a copy."""
     return t if t.is_contiguous() or t.dim() < 3 else t.movedim(1, -1)
 
 
@@ -88,30 +89,30 @@ def _raw(t: Tensor) -> Any:
 
 
 def as_path(path: PathLike) -> Path:
-    """A path, or a word where it is none."""
+    """Convert to Path or raise UsageError."""
     try:
         return Path(path)
     except TypeError:
-        raise UsageError(f"a file or folder needs a path, not {path!r}") from None
+        raise UsageError(f"the name of a file or folder must be a path, not {path!r}") from None
 
 
 def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """A safetensors file with a checksum for each tensor and one over everything."""
-    plain = _apart(tensors)
+    """A safetensors file with a checksum of each tensor and one of everything."""
+    plain = _unshared(tensors)
     sums = " ".join(f"{zlib.crc32(_raw(plain[key])):08x}" for key in sorted(plain))
     meta = {**metadata, "crc32": sums}
     meta["sha256"] = digest(plain, json.dumps(meta, sort_keys=True))
     data = encode_tensors(plain, meta)
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:end])
-    header["__metadata__"] = dict(sorted(meta.items()))  # safetensors writes them in random order
+    header["__metadata__"] = dict(sorted(meta.items()))  # safetensors does not keep their order
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text + data[end:]
 
 
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous tensors on the CPU that share no memory, as safetensors wants them."""
+def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous tensors on the CPU that share no memory, as safetensors requires."""
     found: dict[str, Tensor] = {}
     seen: set[int] = set()
     for key, tensor in tensors.items():
@@ -123,8 +124,11 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def decode(path: Path, kind: str) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Metadata and tensors of a file, every byte checked."""
+def decode(path: Path, kind: Format, unversioned: bool = False) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Metadata and tensors of a file, upgraded to the current version. Every byte is checked.
+
+    With `unversioned`, a file that states no format is read as version 1, which has no checksums.
+    """
     try:
         data = path.read_bytes()
     except (OSError, ValueError) as error:
@@ -134,21 +138,19 @@ def decode(path: Path, kind: str) -> tuple[dict[str, str], dict[str, Tensor]]:
         start = 8 + int.from_bytes(data[:8], "little")
         header = json.loads(data[8:start])
     except (SafetensorError, ArithmeticError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise FileError(f"{path}: not a whole safetensors file, cut short or damaged ({error})") from error
+        raise FileError(f"{path}: not a valid safetensors file: incomplete or damaged ({error})") from error
     meta = header.get("__metadata__") or {}
-    if meta.get("format") != kind:
-        raise FileError(f"{path}: not a file of the kind {kind!r} (its format is {meta.get('format')!r})")
-    if meta.get("version") != FORMAT_VERSION:
-        raise FileError(
-            f"{path}: format version {meta.get('version')!r}, but this package reads {FORMAT_VERSION!r}: "
-            "install the version of rkr that wrote it"
-        )
+    if unversioned and "format" not in meta:
+        return kind.upgraded(path, 1, (meta, tensors))
+    if meta.get("format") != kind.name:
+        raise FileError(f"{path}: its format is {meta.get('format')!r}, not {kind.name!r}")
+    kind.check(path, meta.get("version"))
     stored = meta.pop("sha256", None)
     spans = {key: header[key]["data_offsets"] for key in tensors}
     raw = {key: memoryview(data)[start + first : start + last] for key, (first, last) in spans.items()}
     if stored != digest(tensors, json.dumps(meta, sort_keys=True), raw=raw):
         raise FileError(f"{path}: {_damaged(tensors, meta.get('crc32', ''))}")
-    return meta, tensors
+    return kind.upgraded(path, meta["version"], (meta, tensors))
 
 
 def _damaged(tensors: Mapping[str, Tensor], sums: str) -> str:
@@ -162,18 +164,18 @@ def _damaged(tensors: Mapping[str, Tensor], sums: str) -> str:
 
 
 def check_finite(path: PathLike, tensors: Mapping[str, Tensor], keys: Iterable[str]) -> None:
-    """Refuse NaN and infinity; buffers of the user's own, such as attention masks, are not among the keys."""
+    """Refuse NaN and infinity in the given tensors. Other buffers, such as attention masks, may contain them."""
     floats = {key: tensors[key].detach() for key in keys if tensors[key].is_floating_point() and tensors[key].numel()}
     if not floats:
         return
-    largest = torch._foreach_norm(list(floats.values()), torch.inf)  # of each tensor; NaN if there is one
+    largest = torch._foreach_norm(list(floats.values()), torch.inf)  # one per tensor; NaN if it contains NaN
     if not bool(torch.stack([n.double() for n in largest]).isfinite().all()):
         bad = next(key for key, n in zip(floats, largest, strict=True) if not bool(n.isfinite()))
         raise FileError(f"{path}: {bad!r} has values that are not finite (NaN or infinity)")
 
 
 def trained_keys(network: nn.Module) -> list[str]:
-    """Parameters and normalisation statistics: what must be finite."""
+    """Parameters and normalisation statistics, which must be finite."""
     parameters = {name for name, _ in network.named_parameters(remove_duplicate=False)}
     return [key for key in network.state_dict() if key in parameters or is_statistic(key)]
 
@@ -181,10 +183,10 @@ def trained_keys(network: nn.Module) -> list[str]:
 def check_tensors(
     path: Path, found: Mapping[str, Tensor], expected: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 ) -> None:
-    """Names, shapes and types must be exactly those expected."""
+    """Refuse tensors whose names, shapes or dtypes are not exactly as expected."""
     for key, (shape, dtype) in expected.items():
         if key not in found:
-            raise FileError(f"{path}: {key!r} is missing: the file was made for another network or other options")
+            raise FileError(f"{path}: {key!r} is missing: the file belongs to another network or other options")
         tensor = found[key]
         if tuple(tensor.shape) != tuple(shape):
             raise FileError(f"{path}: {key!r} has shape {tuple(tensor.shape)}, but this network needs {tuple(shape)}")
@@ -192,7 +194,7 @@ def check_tensors(
             raise FileError(f"{path}: {key!r} is {tensor.dtype}, but this network needs {dtype}")
     extra = sorted(set(found) - set(expected))
     if extra:
-        raise FileError(f"{path}: {extra[0]!r} has no place in this network")
+        raise FileError(f"{path}: {extra[0]!r} does not belong to this network")
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -202,13 +204,12 @@ _STORED_OPTIONS = ("rank", "ranks", "rectify_weights", "scale_outputs", "include
 
 
 def encode_task(model: RectifiedModel, task: TaskState, base: str, path: PathLike) -> bytes:
-    """One task as the bytes of its file."""
+    """The bytes of a task file."""
     state = model.tensors.task_state(task)
     check_finite(path, state, state)
     options = model.options.to_json()
     meta = {
-        "format": "rkr-task",
-        "version": FORMAT_VERSION,
+        **TASK.stated,
         "task": task.name,
         "rank": str(model.options.rank),
         "layout": model.options.layout,
@@ -227,18 +228,18 @@ def save_task(model: RectifiedModel, task: TaskState, path: PathLike) -> None:
 
 
 def load_task(model: RectifiedModel, path: PathLike, name: str | None, base: str | None = None) -> TaskState:
-    """Read a task file for this model; the model is not changed."""
+    """Read a task file for this model. The model is not changed."""
     path = as_path(path)
-    meta, tensors = decode(path, "rkr-task")
+    meta, tensors = decode(path, TASK)
     try:
         classes, class_names = json.loads(meta["classes"]), json.loads(meta["class_names"])
         title, layout, stored_base = meta["task"], meta["layout"], meta["base"]
     except (KeyError, ValueError, RecursionError) as error:
-        raise FileError(f"{path}: its metadata is not complete ({error})") from error
+        raise FileError(f"{path}: its metadata is incomplete ({error})") from error
     if not title or not _proper_classes(classes, class_names):
-        raise FileError(f"{path}: its metadata is not valid: name {title!r}, classes {classes!r}, {class_names!r}")
+        raise FileError(f"{path}: its metadata is invalid: name {title!r}, classes {classes!r}, {class_names!r}")
     if layout != model.options.layout:
-        raise FileError(f"{path}: made with layout {layout!r}, but this model has {model.options.layout!r}")
+        raise FileError(f"{path}: written with layout {layout!r}, but this model has {model.options.layout!r}")
     if (classes is None) != (model.head is None):
         wanted = "has no head" if model.head is None else f"has the head {model.head!r}"
         raise FileError(f"{path}: the task has {classes or 'no'} classes, but this model {wanted}")
@@ -247,7 +248,7 @@ def load_task(model: RectifiedModel, path: PathLike, name: str | None, base: str
     check_finite(path, tensors, tensors)
     if stored_base != (base or known_base_fingerprint(model)):
         raise FileError(
-            f"{path}: made for another base network (fingerprint {stored_base[:12]}): "
+            f"{path}: belongs to another base network (fingerprint {stored_base[:12]}): "
             "rectify the network with the weights that the task was trained on"
         )
     task = TaskState(title if name is None else name, classes, class_names)

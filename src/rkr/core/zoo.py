@@ -1,7 +1,7 @@
-"""Model folders ("zoos"): one base file, one file per task, and `zoo.json`, which names them.
+"""Model folders ("zoos"): one base file, one file per task, and the index `zoo.json`.
 
-File names carry a part of their content's hash, so a save never overwrites what the present `zoo.json` needs: it is
-replaced last, in one rename, and only then are files removed that it no longer names.
+File names contain a hash of the content, so a save never overwrites a file that the current index needs. The index is
+replaced last, in one rename. Only then are files removed that it no longer lists.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from torch import nn
 
 from rkr.atomic import TEMPORARY, write_atomic
 from rkr.core.files import (
-    FORMAT_VERSION,
     SUFFIX,
     PathLike,
     as_path,
@@ -36,12 +35,14 @@ from rkr.core.files import (
 )
 from rkr.core.options import Options
 from rkr.errors import FileError, RkrError, UsageError
+from rkr.versions import Format
 
 if TYPE_CHECKING:
     from rkr.core.model import RectifiedModel
 
+ZOO, BASE = Format("rkr-zoo", 1), Format("rkr-base", 1)
 INDEX = "zoo.json"
-RETRIES = 9  # a reader that a writer overtakes more often than this gives up
+RETRIES = 9  # how often a reader starts again because another process saved to the folder
 
 
 def save(model: RectifiedModel, folder: PathLike) -> None:
@@ -49,19 +50,18 @@ def save(model: RectifiedModel, folder: PathLike) -> None:
     model.check_owner()
     folder = as_path(folder)
     if os.path.exists(folder) and not folder.is_dir():
-        raise FileError(f"{folder}: is a file; save needs a folder")
+        raise FileError(f"{folder}: is a file, but save needs a folder")
     base = base_fingerprint(model)
     check_finite(folder, model.network.state_dict(), trained_keys(model.network))
     encoded = [encode_task(model, task, base, folder / task.name) for task in model.tasks.values()]
-    network = encode(model.network.state_dict(), {"format": "rkr-base", "version": FORMAT_VERSION, "fingerprint": base})
+    network = encode(model.network.state_dict(), {**BASE.stated, "fingerprint": base})
     base_file = _write_by_content(folder, "base", network)
     tasks = [
         {"name": task.name, "file": _write_by_content(folder, task.name, data)}
         for task, data in zip(model.tasks.values(), encoded, strict=True)
     ]
     index = {
-        "format": "rkr-zoo",
-        "version": FORMAT_VERSION,
+        **ZOO.stated,
         "options": model.options.to_json(),
         "head": model.head,
         "base": base_file,
@@ -87,7 +87,7 @@ def _index_sum(index: Mapping[str, Any]) -> str:
 
 
 def _write_by_content(folder: Path, name: str, data: bytes) -> str:
-    """Write data under a name that carries its hash; nothing to do if it is there already."""
+    """Write data to a file whose name contains its hash, unless that file exists already."""
     short = quote(name, safe=" ")[:100]
     file = f"{short}.{hashlib.sha256(data).hexdigest()[:16]}{SUFFIX}"
     path = folder / file
@@ -97,7 +97,7 @@ def _write_by_content(folder: Path, name: str, data: bytes) -> str:
 
 
 def _remove_unnamed(folder: Path, named: set[str]) -> None:
-    """Remove files of earlier saves: only such as this module writes, by the form of their names."""
+    """Remove files of earlier saves, recognised by the form of their names."""
     for path in folder.glob(f"*.{'[0-9a-f]' * 16}{SUFFIX}"):
         if path.name not in named:
             with contextlib.suppress(OSError):
@@ -108,9 +108,9 @@ def _remove_unnamed(folder: Path, named: set[str]) -> None:
 
 
 def load(folder: PathLike, network: nn.Module, build: Callable[..., RectifiedModel]) -> RectifiedModel:
-    """Read a model folder; `build` makes a model that does not yet touch the network.
+    """Read a model folder. `build` makes a model that does not touch the network yet.
 
-    Another process may save to the folder meanwhile and remove what its old index named: then read again.
+    If another process saves to the folder in the meantime and removes files of the old index, everything is read again.
     """
     if not isinstance(network, nn.Module):
         raise UsageError(f"load needs the network as a torch.nn.Module, not {type(network).__name__}")
@@ -128,9 +128,9 @@ def load(folder: PathLike, network: nn.Module, build: Callable[..., RectifiedMod
 def _load(
     folder: Path, index: Mapping[str, Any], network: nn.Module, build: Callable[..., RectifiedModel]
 ) -> RectifiedModel:
-    """Everything is read and checked before the network is touched."""
+    """Read and check everything, then change the network."""
     base_path = folder / index["base"]
-    meta, base = decode(base_path, "rkr-base")
+    meta, base = decode(base_path, BASE)
     present = {k: (tuple(v.shape), v.dtype) for k, v in network.state_dict().items()}
     check_tensors(base_path, base, present)
     check_finite(base_path, base, trained_keys(network))
@@ -139,14 +139,14 @@ def _load(
     except (RkrError, TypeError) as error:
         raise FileError(f"{folder / INDEX}: does not fit this network: {error}") from error
     if digest(model.tensors.base_state(base), "rkr-base") != meta.get("fingerprint"):
-        raise FileError(f"{base_path}: its content does not give the fingerprint that it states")
+        raise FileError(f"{base_path}: its tensors do not match its fingerprint")
     tasks = []
     for entry in index["tasks"]:
         task = load_task(model, folder / entry["file"], None, meta["fingerprint"])
         if task.name != entry["name"]:
-            raise FileError(f"{folder / entry['file']}: holds the task {task.name!r}, not {entry['name']!r}")
+            raise FileError(f"{folder / entry['file']}: contains the task {task.name!r}, not {entry['name']!r}")
         tasks.append(task)
-    with torch.inference_mode(any(p.is_inference() for p in network.parameters())):  # as it was built
+    with torch.inference_mode(any(p.is_inference() for p in network.parameters())):  # as the network was built
         network.load_state_dict(base)
         fixed = set(index["fixed"])
         for name, p in network.named_parameters():
@@ -158,25 +158,25 @@ def _load(
 
 
 def _read_index(folder: Path) -> dict[str, Any]:
-    """The content of `zoo.json`, checked."""
+    """Read and check `zoo.json`."""
     path = folder / INDEX
     try:
         index = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
-        raise FileError(f"{folder}: not a saved model: it has no {INDEX}") from None
+        raise FileError(f"{folder}: not a saved model: there is no {INDEX}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise FileError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(index, dict) or index.get("format") != "rkr-zoo":
+    if not isinstance(index, dict) or index.get("format") != ZOO.name:
         raise FileError(f"{path}: not the index of a saved model")
-    if index.get("version") != FORMAT_VERSION:
-        raise FileError(f"{path}: format version {index.get('version')!r}, but this package reads {FORMAT_VERSION!r}")
+    ZOO.check(path, index.get("version"))
     if index.get("sha256") != _index_sum(index):
         raise FileError(f"{path}: damaged: its checksum does not match")
     try:
+        index = ZOO.upgraded(path, index["version"], index)
         index["options"] = _read_options(index["options"])
         _check_index(index)
     except (KeyError, TypeError, ValueError, RkrError) as error:
-        raise FileError(f"{path}: not complete or not valid: {error}") from error
+        raise FileError(f"{path}: incomplete or invalid: {error}") from error
     return index
 
 
@@ -195,20 +195,20 @@ _INDEX_TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 def _check_index(index: Mapping[str, Any]) -> None:
-    """Types and agreement of the parts with each other."""
+    """Check types and consistency."""
     if set(index) != set(_INDEX_TYPES):
-        raise ValueError(f"{sorted(set(index) ^ set(_INDEX_TYPES))[0]!r} is missing or has no place here")
+        raise ValueError(f"{sorted(set(index) ^ set(_INDEX_TYPES))[0]!r} is missing or unknown")
     for key, kind in _INDEX_TYPES.items():
         if not isinstance(index[key], kind):
             raise ValueError(f"{key!r} is {index[key]!r}")
     for task in index["tasks"]:
         if set(task) != {"name", "file"} or not all(isinstance(v, str) and v for v in task.values()):
-            raise ValueError(f"the task {task!r} needs a name and a file")
+            raise ValueError(f"the task {task!r} must have a name and a file")
     names = [task["name"] for task in index["tasks"]]
     if len(set(names)) != len(names):
-        raise ValueError("two tasks have one name")
+        raise ValueError("two tasks have the same name")
     if index["current"] is not None and index["current"] not in names:
-        raise ValueError(f"'current' is {index['current']!r}, which is no task")
+        raise ValueError(f"'current' is {index['current']!r}, which is not a task")
     if not index["base_frozen"] and len(names) > 1:
         raise ValueError("the base cannot be in training with more than one task")
     for file in (index["base"], *(task["file"] for task in index["tasks"])):

@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 
 from rkr.atomic import TEMPORARY, write_atomic
 from rkr.errors import FileError, UsageError
+from rkr.experiment.results import RUN_FORMAT
 from rkr.experiment.state import load_state, save_state
 
 DATA = "stream_sha256"  # among the settings: a hash of all samples
@@ -69,7 +70,7 @@ class RunFolder:
                 left.unlink()
         if self._settings.exists():
             try:
-                there = json.loads(self._settings.read_text())["settings"]
+                there = read_record(self._settings)["settings"]
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise FileError(f"{self._settings}: cannot be read ({error}): move the folder away") from error
             wanted = json.loads(json.dumps(settings))
@@ -81,7 +82,7 @@ class RunFolder:
                     "choose another folder with --out, or remove that one"
                 )
         else:
-            text = json.dumps({"format": 1, **about, "settings": settings}, indent=1)
+            text = json.dumps({"format": RUN_FORMAT.version, **about, "settings": settings}, indent=1)
             write_atomic(self._settings, (text + "\n").encode())
 
     def take_over(self, others: Iterable[Path]) -> str | None:
@@ -95,13 +96,13 @@ class RunFolder:
         """
         if self.results.exists() or self._state.exists():
             return None
-        own = json.loads(self._settings.read_text())
+        own = read_record(self._settings)
         for path in others:
             other = RunFolder(path)
             try:
-                record = json.loads(other._settings.read_text())
+                record = read_record(other._settings)
                 same = {**record["settings"], "recipe": ""} == {**own["settings"], "recipe": ""}
-            except (OSError, ValueError, KeyError, TypeError):
+            except (OSError, ValueError, KeyError, TypeError, FileError):
                 continue
             if same:
                 source = "/".join(path.parts[-3:])
@@ -192,6 +193,12 @@ class RunFolder:
             raise FileError(f"{self.results}: shorter than when the state was saved: remove {self.path} to start anew")
         with _explained(self.results), open(self.results, "r+b") as file:
             file.truncate(size)
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """The content of `run.json`, upgraded to the current version."""
+    record = json.loads(path.read_text())
+    return dict(RUN_FORMAT.upgraded(path, record["format"], record))
 
 
 @contextlib.contextmanager

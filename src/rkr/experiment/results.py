@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rkr.errors import FileError
+from rkr.versions import Format
 
-FORMAT = 1
+RUN_FORMAT = Format("rkr-results", 1)
 CLASSIFICATION, ZERO_SHOT = ("accuracy", "top5"), ("H", "U", "S")
 RUN, RESULTS, TIMES = "run.json", "results.jsonl", "times.jsonl"
 SECTIONS = ("stream", "network", "training", "options")  # of the settings: objects, if they are there
@@ -214,9 +215,7 @@ def _read_run(path: Path) -> _Fields:
     except ValueError:
         raise FileError(f"{path}: not JSON") from None
     run = _Fields(str(path), values)
-    if run.get("format") != FORMAT:
-        raise FileError(f"{path}: format {run.get('format')!r} is not {FORMAT}, the one that this version reads")
-    return run
+    return _Fields(str(path), RUN_FORMAT.upgraded(path, run.get("format"), values))
 
 
 def _settings(settings: _Fields) -> Mapping[str, Any]:

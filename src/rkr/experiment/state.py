@@ -1,4 +1,7 @@
-"""The state of a run in one safetensors file: nested dicts and lists of tensors and plain values, nothing pickled."""
+"""The state of a run in one safetensors file: nested dicts and lists of tensors and plain values.
+
+Nothing is pickled. Versions: `rkr.versions`. An upgrade function gets and returns metadata and tensors.
+"""
 
 from __future__ import annotations
 
@@ -9,51 +12,52 @@ from typing import Any
 from torch import Tensor
 
 from rkr.atomic import write_atomic
-from rkr.core.files import FORMAT_VERSION, decode, encode
+from rkr.core.files import decode, encode
 from rkr.errors import FileError
+from rkr.versions import Format
 
-KIND = "rkr-state"
+STATE = Format("rkr-state", 1)
 
 
 def save_state(path: Path, state: Any) -> None:
-    """Write a state; a kill at any moment leaves the old one or the new."""
+    """Write a state atomically: if the process is killed, either the old or the new file is there."""
     tensors: dict[str, Tensor] = {}
-    tree = json.dumps(_take_apart(state, tensors))
-    write_atomic(path, encode(tensors, {"format": KIND, "version": FORMAT_VERSION, "tree": tree}))
+    tree = json.dumps(_flatten(state, tensors))
+    write_atomic(path, encode(tensors, {**STATE.stated, "tree": tree}))
 
 
 def load_state(path: Path) -> Any:
-    """What `save_state` wrote."""
-    meta, tensors = decode(path, KIND)
+    """Read what `save_state` wrote."""
+    meta, tensors = decode(path, STATE)
     try:
-        return _put_together(json.loads(meta["tree"]), tensors)
+        return _rebuild(json.loads(meta["tree"]), tensors)
     except (KeyError, ValueError, TypeError) as error:
-        raise FileError(f"{path}: its metadata is not complete ({error})") from error
+        raise FileError(f"{path}: its metadata is incomplete ({error})") from error
 
 
-# A tree as JSON: {"t": name} is a tensor, {"d": [[key, value], ...]} a dict whose keys may be numbers, {"l": [...]} a
-# list or tuple, anything else itself.
+# The tree as JSON: {"t": name} is a tensor, {"d": [[key, value], ...]} a dict (keys may be numbers), {"l": [...]} a
+# list or tuple. Any other value stands for itself.
 
 
-def _take_apart(value: Any, tensors: dict[str, Tensor]) -> Any:
+def _flatten(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         name = str(len(tensors))
         tensors[name] = value
         return {"t": name}
     if isinstance(value, dict):
-        return {"d": [[key, _take_apart(v, tensors)] for key, v in value.items()]}
+        return {"d": [[key, _flatten(v, tensors)] for key, v in value.items()]}
     if isinstance(value, list | tuple):
-        return {"l": [_take_apart(v, tensors) for v in value]}
+        return {"l": [_flatten(v, tensors) for v in value]}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(f"a state cannot hold {type(value).__name__}")
+    raise TypeError(f"a state cannot contain {type(value).__name__}")
 
 
-def _put_together(value: Any, tensors: dict[str, Tensor]) -> Any:
+def _rebuild(value: Any, tensors: dict[str, Tensor]) -> Any:
     if not isinstance(value, dict):
         return value
     if "t" in value:
         return tensors[value["t"]]
     if "l" in value:
-        return [_put_together(v, tensors) for v in value["l"]]
-    return {key: _put_together(v, tensors) for key, v in value["d"]}
+        return [_rebuild(v, tensors) for v in value["l"]]
+    return {key: _rebuild(v, tensors) for key, v in value["d"]}

@@ -12,15 +12,13 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save as encode_tensors
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from rkr.atomic import write_atomic
 from rkr.core import Adapter, LayerUpdate, Options, TaskState, is_statistic
 from rkr.errors import UsageError
 from rkr.methods.learner import Capacity, MakeNetwork, ReadSamples, SeenTask
+from rkr.methods.learner_file import read_learner, write_learner
 from rkr.methods.shared.anchor import gradient
 from rkr.methods.shared.changed import Changed
 
@@ -275,15 +273,13 @@ class Apd(Changed):
 
     def export(self, folder: Any) -> None:
         """As for other methods, with sparse tensors as in `stored`, and their shapes."""
-        folder.mkdir(parents=True, exist_ok=True)
-        state = {key: value.detach().cpu().contiguous() for key, value in self.stored().items()}
+        state = self.stored()
         shapes = {key: list(value.shape) for key, value in self.state_dict().items() if f"{key}.bits" in state}
-        write_atomic(folder / "learner.safetensors", encode_tensors(state, {"shapes": json.dumps(shapes)}))
+        write_learner(folder, state, {"shapes": json.dumps(shapes)})
 
     def restore(self, folder: Any) -> None:
-        with safe_open(folder / "learner.safetensors", "pt") as file:
-            found = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            shapes = json.loads((file.metadata() or {}).get("shapes", "{}"))
+        metadata, found = read_learner(folder)
+        shapes = json.loads(metadata.get("shapes", "{}"))
         for key, shape in shapes.items():
             found[key] = unpacked(found.pop(f"{key}.bits"), found.pop(f"{key}.values"), torch.Size(shape))
         self.load_state_dict(found)

@@ -39,13 +39,11 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
-from safetensors.torch import save as encode_tensors
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rkr.atomic import write_atomic
 from rkr.core import multiply_adds, norm_parameters
+from rkr.methods.learner_file import read_learner, write_learner
 
 MakeNetwork = Callable[[], nn.Module]
 ReadSamples = Callable[[], Iterator[tuple[Tensor, Tensor]]]
@@ -251,13 +249,11 @@ class Learner(nn.Module):
 
     def export(self, folder: Any) -> None:
         """Write what was learned to a folder, for use outside of experiments."""
-        folder.mkdir(parents=True, exist_ok=True)
-        state = {key: value.detach().cpu().contiguous() for key, value in self.state_dict().items()}
-        write_atomic(folder / "learner.safetensors", encode_tensors(state))
+        write_learner(folder, self.state_dict())
 
     def restore(self, folder: Any) -> None:
         """Take back what `export` wrote, the same tasks having begun."""
-        self.load_state_dict(load_file(folder / "learner.safetensors"))
+        self.load_state_dict(read_learner(folder)[1])
 
     # -- for subclasses -----------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from rkr.data.decode import decode_centre
 from rkr.data.features.matfile import as_mat, check_fits
 from rkr.data.features.network import LITE0_MEAN, LITE0_STD, Extractor, Three
-from rkr.data.features.parts import Parts
+from rkr.data.features.parts import PARTS, Parts
 from rkr.data.features.progress import Watch
 from rkr.data.imagefolder import MEAN, STD, classes_in, list_images
 from rkr.data.task import ImageFiles
@@ -101,7 +101,7 @@ def extract(
         network = Extractor(options.model, options.size, mean, std)
         check_fits(len(files), network.width)
         settings = {
-            "format": 1,
+            "format": PARTS.version,
             "model": network.name,
             "images": hashlib.sha256("\0".join(_names(files)).encode()).hexdigest(),
             "size": options.size,

@@ -21,10 +21,11 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from rkr.atomic import TEMPORARY, write_atomic
-from rkr.core.files import FORMAT_VERSION, check_tensors, decode, encode
+from rkr.core.files import check_tensors, decode, encode
 from rkr.errors import FileError, UsageError
+from rkr.versions import Format
 
-KIND = "rkr-features"
+PARTS = Format("rkr-features", 1)  # of the chunks and of settings.json
 
 
 class Parts:
@@ -76,6 +77,7 @@ class Parts:
             write_atomic(self._settings, (json.dumps(settings, indent=1) + "\n").encode())
             return
         there, now = _read(self._settings), _plain(settings)
+        there = PARTS.upgraded(self._settings, there.get("format"), there)
         for key in (*now, *there):
             if there.get(key) != now.get(key):
                 raise UsageError(
@@ -94,13 +96,13 @@ class Parts:
 
     def save(self, name: str, features: Tensor) -> None:
         """Keep a chunk: float32 (n, D)."""
-        write_atomic(self._chunk(name), encode({"features": features}, {"format": KIND, "version": FORMAT_VERSION}))
+        write_atomic(self._chunk(name), encode({"features": features}, PARTS.stated))
 
     def load(self, name: str, images: int, width: int) -> Tensor:
         """A chunk, every byte checked."""
         path = self._chunk(name)
         try:
-            _, tensors = decode(path, KIND)
+            _, tensors = decode(path, PARTS)
             check_tensors(path, tensors, {"features": ((images, width), torch.float32)})
         except FileError as error:
             raise FileError(f"{error}; remove that file and repeat the command") from error

@@ -1,0 +1,6 @@
+"""Makes `make` importable."""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))
