@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from forked import HERE, Process, Server
+from helpers.marks import slow
 from small_candidates import Trials, execute, make_experiment
 from small_runs import FOREVER, Net, few_digits, make_stream, outcome
 
@@ -521,7 +522,7 @@ def test_one_process_at_a_time_trains_a_candidate(tmp_path: Path, monkeypatch: p
 # kill -9
 
 
-@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("part", [0, *slow(1, 2)])
 def test_within_writes(server: Server, tmp_path: Path, first: dict[str, bytes], part: int) -> None:
     """Amid files of candidates, states, results; twice in a row."""
     draw, kills = random.Random(part), 0
@@ -556,6 +557,7 @@ def test_within_every_write(server: Server, tmp_path: Path, first: dict[str, byt
     assert at > 190
 
 
+@pytest.mark.slow
 def test_at_random_moments(server: Server, tmp_path: Path, whole: dict[str, bytes]) -> None:
     """By the clock: in a batch, in a test, in a write, at the start. States are saved after every batch."""
     draw = random.Random(0)
@@ -579,7 +581,7 @@ def test_at_random_moments(server: Server, tmp_path: Path, whole: dict[str, byte
 # Other processes
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [2, *slow(3)])
 def test_workers_give_the_same_bytes(tmp_path: Path, whole: dict[str, bytes], workers: int) -> None:
     events: list[Event] = []
     assert execute(tmp_path, events.append, workers=workers)
@@ -707,6 +709,7 @@ def test_two_processes_of_torchrun(server: Server, tmp_path: Path) -> None:
                 assert a["accuracy"] == b["accuracy"]
 
 
+@pytest.mark.slow
 def test_two_processes_of_torchrun_killed(server: Server, tmp_path: Path) -> None:
     job = {"tasks": 1, "workers": 3}  # which do not matter here
     crew = server.together(2, "candidates", folder=str(tmp_path / "whole"), **job)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from forked import Process, Server
+from helpers.marks import slow
 from small_runs import execute, few_digits, outcome
 
 from rkr.experiment.events import Event, Finished
@@ -34,7 +35,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 KILLS = 5  # of each method by the clock; with 6 within writes, and others, there are 45
 
 
-@pytest.mark.parametrize("method", ["rkr", "finetune", "separate", "icarl"])
+@pytest.mark.parametrize("method", ["rkr", *slow("finetune", "separate", "icarl")])
 def test_at_random_moments(server: Server, tmp_path: Path, method: str) -> None:
     """By the clock: in a batch, in a test, in a write, at the start. States are saved after every batch."""
     draw = random.Random(method)
@@ -62,7 +63,7 @@ def test_at_random_moments(server: Server, tmp_path: Path, method: str) -> None:
 STEPS = 110  # a run of 18 batches has more steps of writing: half a write, fsync, rename, fsync of the folder
 
 
-@pytest.mark.parametrize("method", ["rkr", "finetune", "separate"])
+@pytest.mark.parametrize("method", ["rkr", *slow("finetune", "separate")])
 def test_within_writes(server: Server, tmp_path: Path, method: str) -> None:
     """After half of a file, before and after fsync and rename: of settings, results, times, state and model files."""
     execute(tmp_path / "whole", method)
@@ -222,7 +223,7 @@ def test_the_command_does_not_run_a_finished_run(server: Server, recipe: Path, w
 # A full disk
 
 
-@pytest.mark.parametrize("at", [1, 3, 5, 7, 9, 17, 34, 36, 101])
+@pytest.mark.parametrize("at", [1, 9, 36, *slow(3, 5, 7, 17, 34, 101)])
 def test_full_disk(server: Server, tmp_path: Path, small: dict[str, bytes], at: int) -> None:
     """No room from some step of writing on, be it settings, results, a state or a model file."""
     job = {"folder": str(tmp_path), "method": "rkr"}

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from forked import HERE, Server
+from helpers.marks import slow
 from safetensors.torch import load_file
 from small_runs import outcome
 from torch import nn
@@ -40,9 +41,12 @@ def assert_close(one: list[dict[str, Any]], many: list[dict[str, Any]], test: in
 # 19 images in batches of 8: the last is 3, shared 1 and 2. 17 images: the last is 1, shared 0 and 1.
 @pytest.mark.parametrize(
     ("method", "train"),
-    [("rkr", 19), ("finetune", 19)]
-    + [(m, 17) for m in ("rkr", "finetune", "separate", "joint", "two-phases", "ewc", "si", "pc", "icarl", "eeil")]
-    + [(m, 17) for m in ("lwf", "ccll", "apd", "hnet", "pgn", "den")],  # candidates of rcl, rps-net: test_candidates.py
+    [
+        ("rkr", 19),
+        *((m, 17) for m in ("rkr", "two-phases", "ewc", "pc", "icarl", "hnet", "den")),
+        *slow(("finetune", 19), *((m, 17) for m in ("finetune", "separate", "joint", "si", "eeil"))),
+        *slow(*((m, 17) for m in ("lwf", "ccll", "apd", "pgn"))),  # candidates of rcl, rps-net: test_candidates.py
+    ],
 )
 def test_two_processes_equal_one(server: Server, tmp_path: Path, method: str, train: int) -> None:
     job = {"method": method, "dtype": "float64", "dropout": 0.0, "train": train, "save_minutes": 1e9, "tasks": 2}

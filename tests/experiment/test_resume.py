@@ -69,7 +69,18 @@ VARIANTS += [("den", {"options": {"loss_threshold": 100.0}}), ("den", {"options"
 VARIANTS += [("apd", {"options": {"consolidate": 1}}), ("ccll", {"options": {"where": "after"}})]
 
 
-@pytest.mark.parametrize(("method", "changes"), VARIANTS, ids=lambda value: str(value) if value else "")
+# In `make test` a variant that runs the same code as another one is left out, and so are many rounds of candidates.
+SLOW = [("rcl", {}), ("rps-net", {}), ("icarl", {}), ("eeil", {}), ("pc", {"options": {"bn": "frozen"}})]
+SLOW += [(name, {}) for name, method in METHODS.items() if method.learner is METHODS["rkr"].learner and name != "rkr"]
+SLOW += [("rkr", {"options": {"bn": bn}}) for bn in ("frozen", "affine", "stats")]
+SLOW += [("den", {"options": {"loss_threshold": 100.0}}), ("den", {"options": {"drift_threshold": 1e-3}})]
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [pytest.param(*variant, marks=[pytest.mark.slow] if variant in SLOW else []) for variant in VARIANTS],
+    ids=lambda value: str(value) if value else "",
+)
 def test_stop_after_every_batch(tmp_path: Path, method: str, changes: dict[str, Any]) -> None:
     experiment = make_experiment(method, tasks=2, **changes)
     whole = StoppedAt(experiment, tmp_path / "whole", batch=0)  # which is past: never

@@ -20,7 +20,7 @@ SAMPLES = 12  # of each task
 
 Samples = tuple[Tensor, Tensor]
 Draw = Callable[..., Samples]
-"""Samples and labels of a task: called with the task and `seed`."""
+"""Samples and labels of a task: called with the task, and `seed` and `n` by keyword."""
 
 
 def seen_tasks(classes: Sequence[int] = CLASSES) -> list[SeenTask]:
@@ -33,26 +33,26 @@ def seen_tasks(classes: Sequence[int] = CLASSES) -> list[SeenTask]:
     return found
 
 
-def small_cnn() -> nn.Module:
-    """A small network for images of 4 x 4, with a head "fc" for all classes of `seen_tasks`."""
-    return rkr.networks.small_cnn(classes=sum(CLASSES), size=4)
+def small_cnn(classes: int = sum(CLASSES)) -> nn.Module:
+    """A small network for images of 4 x 4, with a head "fc"."""
+    return rkr.networks.small_cnn(classes=classes, size=4)
 
 
-def small_double_cnn() -> nn.Module:
+def small_double_cnn(classes: int = sum(CLASSES)) -> nn.Module:
     """As `small_cnn`, in double precision."""
-    return small_cnn().double()
+    return small_cnn(classes).double()
 
 
-def noise(task: SeenTask, n: int = SAMPLES, seed: int = 0, dtype: torch.dtype = torch.float32) -> Samples:
+def noise(task: SeenTask, seed: int = 0, n: int = SAMPLES, dtype: torch.dtype = torch.float32) -> Samples:
     """Noise (n, 1, 4, 4) and random labels of a task, which count over all tasks."""
     draw = torch.Generator().manual_seed(100 * task.number + seed)
     x = torch.randn(n, 1, 4, 4, generator=draw, dtype=dtype)
     return x, torch.randint(task.classes, (n,), generator=draw) + task.start
 
 
-def double_noise(task: SeenTask, n: int = SAMPLES, seed: int = 0) -> Samples:
+def double_noise(task: SeenTask, seed: int = 0, n: int = SAMPLES) -> Samples:
     """As `noise`, in double precision."""
-    return noise(task, n, seed, torch.float64)
+    return noise(task, seed, n, torch.float64)
 
 
 def rehearsed(learner: Learner, draw: Draw = noise, seed: int = 0) -> Iterator[Samples]:
@@ -174,4 +174,4 @@ def learn(learner: Learner, task: SeenTask, steps: int = 3, *, draw: Draw = nois
 def answers(learner: Learner, number: int, draw: Draw = noise) -> Tensor:
     """Logits of task `number` for 20 samples of the first task, in evaluation mode."""
     learner.eval()
-    return learner.predict(draw(learner.seen[0], 20)[0], number).clone()
+    return learner.predict(draw(learner.seen[0], n=20)[0], number).clone()

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.learning import double_noise as batch
+from helpers.learning import seen_tasks, small_double_cnn
 from safetensors.torch import load_file
 from sklearn.cluster import KMeans
 from torch import Tensor, nn
@@ -22,24 +24,16 @@ from rkr.methods.apd import Apd, cut, k_means, name_at, packed, split, unpacked
 from rkr.methods.learner import SeenTask
 
 CLASSES = (3, 2, 4, 2, 3)
-STARTS = (0, 3, 5, 9, 11)
 LAYERS = ("conv1", "conv2", "fc1")
 OPTIMIZERS = (lambda groups: SGD(groups, lr=1e-4, momentum=0.9), lambda groups: Adam(groups, lr=1e-3))
 
 
 def make() -> nn.Module:
-    return rkr.networks.small_cnn(classes=14, size=4).double()
+    return small_double_cnn(classes=14)
 
 
 def task(number: int) -> SeenTask:
-    names = tuple(f"{number}{i}" for i in range(CLASSES[number]))
-    return SeenTask(number, f"t{number}", names, STARTS[number])
-
-
-def batch(seen: SeenTask, seed: int = 0) -> tuple[Tensor, Tensor]:
-    draw = torch.Generator().manual_seed(100 * seen.number + seed)
-    x = torch.randn(12, 1, 4, 4, generator=draw, dtype=torch.float64)
-    return x, torch.randint(seen.classes, (12,), generator=draw) + seen.start
+    return seen_tasks(CLASSES)[number]
 
 
 def apd(**options: Any) -> Apd:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -623,46 +624,48 @@ def test_a_task_computes_with_the_widths_that_it_knew() -> None:
 # -- state ------------------------------------------------------------------------------------------------
 
 
+@cache
+def after_three_tasks(make: Callable[[], nn.Module], grows: bool, stop: str = "") -> dict[str, Tensor]:
+    """The state at the end; `stop` is a phase, of the second task if there is one, that a new learner goes on with."""
+    task = 0 if stop == "train" else 1
+    options = {} if grows else {"loss_threshold": 1e9, "drift_threshold": 1e9}
+    learner = made(make, group_lasso=0.5, **options)
+    for number in range(3):
+        torch.manual_seed(10 * number + 9)
+        learner.begin(seen(number))
+        at = 0
+        while at < len(learner.phases()):
+            phase = learner.phases()[at]
+            torch.manual_seed(10 * number + at)
+            learner.prepare(phase, reader(learner))
+            optimizer = optimizer_of(learner)
+            for k in range(0 if phase.epochs == 0 else 4):
+                if (number, phase.name, k) == (task, stop, 2):
+                    state = copy.deepcopy(learner.state_dict())
+                    moments = copy.deepcopy(optimizer.state_dict())
+                    torch.manual_seed(99)
+                    learner = Den(make, "fc", **learner_options(learner))
+                    for earlier in range(number + 1):
+                        learner.begin(seen(earlier))
+                    learner.load_state_dict(state)
+                    assert learner.phases()[at] == phase
+                    learner.prepare(phase, reader(learner))
+                    optimizer = optimizer_of(learner)
+                    learner.load_state_dict(state)
+                    optimizer.load_state_dict(moments)
+                step(learner, optimizer)
+            at += 1
+        learner.eval()
+        learner.end(reader(learner))
+    return learner.state_dict()
+
+
 @pytest.mark.parametrize("make", [Tiny, residual])
 @pytest.mark.parametrize("grows", [True, False])
 @pytest.mark.parametrize("stop", ["train", *LASTING])
 def test_it_goes_on_from_every_phase(make: Callable[[], nn.Module], grows: bool, stop: str) -> None:
     """A new learner that began the same tasks, was loaded, prepared and loaded again, ends with the same bits."""
-    options = {} if grows else {"loss_threshold": 1e9, "drift_threshold": 1e9}
-    task = 0 if stop == "train" else 1
-
-    def go(interrupted: bool) -> dict[str, Tensor]:
-        learner = made(make, group_lasso=0.5, **options)
-        for number in range(3):
-            torch.manual_seed(10 * number + 9)
-            learner.begin(seen(number))
-            at = 0
-            while at < len(learner.phases()):
-                phase = learner.phases()[at]
-                torch.manual_seed(10 * number + at)
-                learner.prepare(phase, reader(learner))
-                optimizer = optimizer_of(learner)
-                for k in range(0 if phase.epochs == 0 else 4):
-                    if interrupted and (number, phase.name, k) == (task, stop, 2):
-                        state = copy.deepcopy(learner.state_dict())
-                        moments = copy.deepcopy(optimizer.state_dict())
-                        torch.manual_seed(99)
-                        learner = Den(make, "fc", **learner_options(learner))
-                        for earlier in range(number + 1):
-                            learner.begin(seen(earlier))
-                        learner.load_state_dict(state)
-                        assert learner.phases()[at] == phase
-                        learner.prepare(phase, reader(learner))
-                        optimizer = optimizer_of(learner)
-                        learner.load_state_dict(state)
-                        optimizer.load_state_dict(moments)
-                    step(learner, optimizer)
-                at += 1
-            learner.eval()
-            learner.end(reader(learner))
-        return learner.state_dict()
-
-    whole, parts = go(False), go(True)
+    whole, parts = after_three_tasks(make, grows), after_three_tasks(make, grows, stop)
     assert list(whole) == list(parts)
     for key, value in whole.items():
         assert torch.equal(parts[key], value), key

@@ -9,6 +9,9 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.learning import double_noise as batch
+from helpers.learning import seen_tasks as tasks
+from helpers.learning import small_double_cnn as make
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
@@ -18,32 +21,12 @@ from rkr.data import load_source
 from rkr.errors import UsageError
 from rkr.methods import METHODS
 from rkr.methods.hnet import Hnet, outputs, stepped
-from rkr.methods.learner import MakeNetwork, SeenTask
-
-CLASSES = (3, 2, 4)
-
-
-def make() -> nn.Module:
-    return rkr.networks.small_cnn(classes=9, size=4).double()
-
-
-def tasks(classes: tuple[int, ...] = CLASSES) -> list[SeenTask]:
-    found, start = [], 0
-    for number, count in enumerate(classes):
-        found.append(SeenTask(number, f"t{number}", tuple(f"{number}{i}" for i in range(count)), start))
-        start += count
-    return found
+from rkr.methods.learner import MakeNetwork
 
 
 def build(make: MakeNetwork = make, **options: Any) -> Hnet:
     torch.manual_seed(0)
     return cast("Hnet", METHODS["hnet"].build(make, "fc", **{"chunk": 1000, **options}))
-
-
-def batch(task: SeenTask, n: int = 12, seed: int = 0) -> tuple[Tensor, Tensor]:
-    draw = torch.Generator().manual_seed(100 * task.number + seed)
-    x = torch.randn(n, 1, 4, 4, generator=draw, dtype=torch.float64)
-    return x, torch.randint(task.classes, (n,), generator=draw) + task.start
 
 
 def sgd(learner: Hnet) -> Optimizer:

@@ -54,7 +54,7 @@ def test_joint_loss_is_that_of_each_task_with_its_own_head() -> None:
     seen = seen_tasks()
     for task in seen:
         learner.begin(task)
-    parts = [noise(task, n) for task, n in zip(seen, (5, 3, 4), strict=True)]
+    parts = [noise(task, n=n) for task, n in zip(seen, (5, 3, 4), strict=True)]
     found = learner.loss(torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]))
     total, right = torch.tensor(0.0), 0
     for task, (x, y) in zip(seen, parts, strict=True):
@@ -173,7 +173,7 @@ def test_export(name: str, tmp_path: Path) -> None:
         assert list(model.tasks) == ["t0", "t1"]
         model.set_task("t0")
         with torch.no_grad():
-            assert torch.equal(model(noise(seen_tasks()[0], 20)[0]), answers(learner, 0))
+            assert torch.equal(model(noise(seen_tasks()[0], n=20)[0]), answers(learner, 0))
     else:
         assert [p.name for p in (tmp_path / "model").iterdir()] == ["learner.safetensors"]
 

@@ -8,7 +8,9 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from helpers.learning import CLASSES
+from helpers.learning import small_double_cnn as make
+from torch import Tensor
 
 import rkr
 from rkr.methods import METHODS, Learner
@@ -16,12 +18,7 @@ from rkr.methods.learner import SeenTask
 from rkr.methods.shared.memory import Memory, herd
 from rkr.methods.shared.rehearsing import Rehearsing, task_and_class
 
-CLASSES = (3, 2, 4)
 OF_CLASS = 7  # samples
-
-
-def make() -> nn.Module:
-    return rkr.networks.small_cnn(classes=9, size=4).double()
 
 
 class Pool:

@@ -12,6 +12,11 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.learning import double_noise as batch
+from helpers.learning import seen_tasks as tasks
+from helpers.learning import small_double_cnn as make
+from helpers.tensors import assert_same
+from helpers.tensors import snapshot as state
 from hypothesis import given, settings, strategies
 from torch import Tensor, nn
 
@@ -35,24 +40,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Using padding='same'"),
     pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad"),
 ]
-CLASSES = (3, 2, 4)
-SAMPLES = 12
-
-
-def tasks() -> list[SeenTask]:
-    starts = (0, 3, 5)
-    names = [tuple(f"{n}{i}" for i in range(classes)) for n, classes in enumerate(CLASSES)]
-    return [SeenTask(n, f"t{n}", names[n], starts[n]) for n in range(3)]
-
-
-def make() -> nn.Module:
-    return rkr.networks.small_cnn(classes=9, size=4).double()
-
-
-def batch(task: SeenTask, seed: int = 0) -> tuple[Tensor, Tensor]:
-    draw = torch.Generator().manual_seed(100 * task.number + seed)
-    x = torch.randn(SAMPLES, 1, 4, 4, generator=draw, dtype=torch.float64)
-    return x, torch.randint(task.classes, (SAMPLES,), generator=draw) + task.start
 
 
 def reader(task: SeenTask) -> ReadSamples:
@@ -78,16 +65,6 @@ def learn(learner: Learner, task: SeenTask, count: int = 4) -> None:
         steps(learner, task, count)
     learner.eval()
     learner.end(reader(task))
-
-
-def state(module: nn.Module) -> dict[str, Tensor]:
-    return {key: value.clone() for key, value in module.state_dict().items()}
-
-
-def assert_same(before: dict[str, Tensor], module: nn.Module) -> None:
-    after = module.state_dict()
-    assert list(after) == list(before)
-    assert [key for key in after if not torch.equal(after[key], before[key])] == []
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -13,6 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.learning import double_noise as batch
+from helpers.learning import seen_tasks as tasks
+from helpers.learning import small_double_cnn as make
+from helpers.tensors import snapshot as state_of
 from torch import Tensor, nn
 
 import rkr
@@ -23,26 +27,6 @@ from rkr.experiment.spec import Experiment
 from rkr.methods import METHODS
 from rkr.methods.learner import Phase, SeenTask
 from rkr.methods.rcl import Controller, ReinforcedLearning
-
-CLASSES = (3, 2, 4)
-
-
-def make() -> nn.Module:
-    return rkr.networks.small_cnn(classes=9, size=4).double()
-
-
-def tasks() -> list[SeenTask]:
-    starts = [sum(CLASSES[:n]) for n in range(len(CLASSES))]
-    return [
-        SeenTask(n, f"t{n}", tuple(f"{n}{i}" for i in range(c)), start)
-        for n, (c, start) in enumerate(zip(CLASSES, starts, strict=True))
-    ]
-
-
-def batch(task: SeenTask, seed: int = 0) -> tuple[Tensor, Tensor]:
-    draw = torch.Generator().manual_seed(100 * task.number + seed)
-    x = torch.randn(12, 1, 4, 4, generator=draw, dtype=torch.float64)
-    return x, torch.randint(task.classes, (12,), generator=draw) + task.start
 
 
 def built(seed: int = 0, **options: Any) -> ReinforcedLearning:
@@ -71,10 +55,6 @@ def train(learner: ReinforcedLearning, steps: int = 3, optimizer: str = "sgd") -
 def answers(learner: ReinforcedLearning, number: int) -> Tensor:
     learner.eval()
     return learner.predict(batch(tasks()[0], 7)[0], number).clone()
-
-
-def state_of(module: nn.Module) -> dict[str, Tensor]:
-    return {k: v.clone() for k, v in module.state_dict().items()}
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.learning import seen_tasks, small_double_cnn
 from torch import Tensor, nn
 
 import rkr
@@ -24,15 +25,7 @@ LAYERS = ("conv1", "conv2", "fc1")
 
 
 def make() -> nn.Module:
-    return rkr.networks.small_cnn(classes=11, size=4).double()
-
-
-def tasks() -> list[SeenTask]:
-    starts = [sum(CLASSES[:n]) for n in range(len(CLASSES))]
-    return [
-        SeenTask(n, f"t{n}", tuple(f"{n}{i}" for i in range(c)), start)
-        for n, (c, start) in enumerate(zip(CLASSES, starts, strict=True))
-    ]
+    return small_double_cnn(classes=11)
 
 
 def samples(task: SeenTask, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -72,7 +65,7 @@ def steps(learner: RpsNet, count: int = 2) -> None:
 
 
 def learn(learner: RpsNet, number: int) -> None:
-    learner.begin(tasks()[number])
+    learner.begin(seen_tasks(CLASSES)[number])
     steps(learner)
     learner.eval()
     learner.end(lambda: reader(learner))
@@ -123,7 +116,7 @@ def test_a_layer_is_the_sum_of_its_modules(training: bool) -> None:
     for number in range(3):
         learn(learner, number)
     assert [len(row) for row in modules(learner)] == [3, 3, 3]
-    x, _ = samples(tasks()[0], 5)
+    x, _ = samples(seen_tasks(CLASSES)[0], 5)
     learner.train(training)
     expected = by_formula(learner, x)
     torch.testing.assert_close(learner.logits(x), expected, rtol=1e-9, atol=1e-9)
@@ -147,7 +140,7 @@ def test_the_first_path_is_the_network_itself(name: str) -> None:
     plain: Any = network()
     torch.manual_seed(0)
     learner: Any = METHODS["rps-net"].build(network, "fc")
-    learner.begin(tasks()[0])
+    learner.begin(seen_tasks(CLASSES)[0])
     plain.fc = learner.heads.heads[0]
     x = torch.randn(2, *plain.input_shape)
     for mode in (True, False):
@@ -165,9 +158,9 @@ def test_the_first_path_is_the_network_itself(name: str) -> None:
 
 def test_new_modules_start_as_the_network_s_own() -> None:
     learner = built(jump=1)
-    learner.begin(tasks()[0])
+    learner.begin(seen_tasks(CLASSES)[0])
     torch.manual_seed(7)
-    learner.begin(tasks()[1])
+    learner.begin(seen_tasks(CLASSES)[1])
     torch.manual_seed(7)
     learner.heads._make(2)  # what `begin` draws before: a head and the paths
     learner._draw([[0, 0, 0]])
@@ -224,9 +217,9 @@ def test_what_is_in_no_module_belongs_to_the_first_path() -> None:
         return {key.split(".")[0] for key in before if not torch.equal(before[key], after[key])}
 
     for number in range(2):
-        learner.begin(tasks()[number])
+        learner.begin(seen_tasks(CLASSES)[number])
         assert step() == outside | {"twice", "a", "b", "body", "other", "fc"}
-    learner.begin(tasks()[2])
+    learner.begin(seen_tasks(CLASSES)[2])
     assert step() == {"twice", "a", "b", "body", "other", "fc"}
     assert learner.network.body[3].training  # dropout goes on
 
@@ -239,7 +232,7 @@ def test_what_is_in_no_module_belongs_to_the_first_path() -> None:
 def test_a_new_path_every_few_tasks_and_all_are_used(jump: int, expected: list[int]) -> None:
     learner = built(jump=jump)
     kept: list[list[int]] = []
-    for task, count in zip(tasks(), expected, strict=True):
+    for task, count in zip(seen_tasks(CLASSES), expected, strict=True):
         learner.begin(task)
         paths = learner.paths
         assert len(paths) == count
@@ -265,7 +258,7 @@ def test_finished_paths_stay_bit_for_bit() -> None:
     after = layer(learner, "conv1").state_dict()
     assert all(not torch.equal(after[key], before[key]) for key in before)  # the path goes on
     finished = {name: copy.deepcopy(layer(learner, name).state_dict()) for name in LAYERS}
-    learner.begin(tasks()[2])
+    learner.begin(seen_tasks(CLASSES)[2])
     started = {name: copy.deepcopy(layer(learner, name).state_dict()) for name in LAYERS}
     steps(learner)
     for name in LAYERS:
@@ -283,9 +276,9 @@ def test_the_network_of_before_answers_as_it_did() -> None:
     learner = built(jump=1)
     learn(learner, 0)
     learn(learner, 1)
-    x, _ = samples(tasks()[0], 3)
+    x, _ = samples(seen_tasks(CLASSES)[0], 3)
     before = learner.logits(x).detach()
-    learner.begin(tasks()[2])
+    learner.begin(seen_tasks(CLASSES)[2])
     steps(learner)
     torch.testing.assert_close(learner.wanted(x), before)  # as one layer instead of two modules
     assert not torch.allclose(learner.logits(x)[:, :5], before)
@@ -296,20 +289,20 @@ def test_training_after_inference_mode() -> None:
     learner = built(jump=1)
     for number in range(2):
         learn(learner, number)
-    learner.begin(tasks()[2])
+    learner.begin(seen_tasks(CLASSES)[2])
     learner.eval()
     with torch.inference_mode():
-        learner.logits(samples(tasks()[0])[0])
+        learner.logits(samples(seen_tasks(CLASSES)[0])[0])
     steps(learner, 1)
     assert len(layer(learner, "conv1")._parts()) == 2 < len(layer(learner, "conv1").branches)
 
 
 def test_candidates_are_different_paths_through_unused_modules() -> None:
     learner = built(jump=1, modules=4, candidates=5)
-    learner.begin(tasks()[0])
+    learner.begin(seen_tasks(CLASSES)[0])
     assert learner.rounds() == 0  # the network itself
     assert learner.propose(0) == [[0, 0, 0]]
-    for task in tasks()[1:3]:
+    for task in seen_tasks(CLASSES)[1:3]:
         used = [set(row) for row in modules(learner)]
         learner.begin(task)
         found = learner.propose(0)
@@ -317,7 +310,7 @@ def test_candidates_are_different_paths_through_unused_modules() -> None:
         assert len(found) == 5 == len({tuple(path) for path in found})
         assert all(0 < m < 4 and m not in used[i] for path in found for i, m in enumerate(path))
         assert learner.paths[-1] == found[0]  # what is trained without candidates
-    learner.begin(tasks()[3])  # one unused module of each layer is left
+    learner.begin(seen_tasks(CLASSES)[3])  # one unused module of each layer is left
     assert learner.rounds() == 0
     assert [sorted(row) for row in modules(learner)] == [[0, 1, 2, 3]] * 3
     learner.begin(SeenTask(4, "t4", ("x",), 11))  # and now none: paths go through finished ones, the head learns
@@ -353,7 +346,7 @@ def test_only_new_paths_have_rounds() -> None:
     ):
         learner = built(**options)
         found = []
-        for task in tasks():
+        for task in seen_tasks(CLASSES):
             learner.begin(task)
             found.append(learner.rounds())
         assert found == expected
@@ -365,7 +358,7 @@ def test_candidates_as_an_engine_tries_them() -> None:
     learner = built(**options)
     learn(learner, 0)
     learn(learner, 1)
-    learner.begin(tasks()[2])
+    learner.begin(seen_tasks(CLASSES)[2])
     state = copy.deepcopy(learner.state_dict())
     finished = [copy.deepcopy(layer(learner, name).branches["0"].state_dict()) for name in LAYERS]
     paths = learner.paths[:-1]
@@ -374,7 +367,7 @@ def test_candidates_as_an_engine_tries_them() -> None:
         torch.manual_seed(100 + seed)
         other = METHODS["rps-net"].build(make, "fc", **options)
         assert isinstance(other, RpsNet)
-        for task in tasks()[:3]:
+        for task in seen_tasks(CLASSES)[:3]:
             other.begin(task)
         other.load_state_dict(state)
         assert other.propose(0) == learner.propose(0)
@@ -390,7 +383,7 @@ def test_candidates_as_an_engine_tries_them() -> None:
     winner = trained[1]
     learner.adopt(learner.propose(0)[1])
     learner.load_state_dict(winner.state_dict())
-    x, _ = samples(tasks()[1], 4)
+    x, _ = samples(seen_tasks(CLASSES)[1], 4)
     assert torch.equal(learner.eval().logits(x), winner.eval().logits(x))
     learner.end(lambda: reader(learner))
     learn(learner, 3)
@@ -405,7 +398,7 @@ def test_a_state_goes_into_a_learner_with_other_paths(reuse: bool) -> None:
     other = built(1, **options)
     for number in range(3):
         learn(learner, number)
-    for task in tasks()[:3]:
+    for task in seen_tasks(CLASSES)[:3]:
         other.begin(task)
     assert other.paths != learner.paths
     for _ in range(2):  # the second time nothing is exchanged any more: an optimiser may hold the parameters
@@ -438,8 +431,8 @@ def test_loss_is_the_formula(jump: int) -> None:
     """Written out in plain Python for images of the new task and of earlier ones."""
     learner = built(jump=jump, rigidity=1.5, temperature=3.0)
     weights = {1: [1.0, 1.0, 1.5, 3.0], 2: [1.0, 1.0, 1.0, 1.5]}[jump]
-    for task, phi in zip(tasks(), weights, strict=True):
-        parts = [samples(t) for t in tasks()[: task.number + 1]]
+    for task, phi in zip(seen_tasks(CLASSES), weights, strict=True):
+        parts = [samples(t) for t in seen_tasks(CLASSES)[: task.number + 1]]
         x, y = torch.cat([own[:4] for own, _ in parts]), torch.cat([own[:4] for _, own in parts])
         learner.eval()
         before = learner.logits(x).tolist() if task.number else []
@@ -497,7 +490,7 @@ def test_herded_exemplars() -> None:
     learner = built(memory=20, exemplars="herding", jump=1)
     for number in range(2):
         learn(learner, number)
-    x, y = samples(tasks()[1])
+    x, y = samples(seen_tasks(CLASSES)[1])
     learner.heads.bare = True
     features = F.normalize(learner.network(x), dim=1)
     learner.heads.bare = False
@@ -511,11 +504,11 @@ def test_a_step_of_a_second_path(name: str) -> None:
     torch.manual_seed(0)
     learner: Any = METHODS["rps-net"].build(lambda: getattr(rkr.networks, name)(classes=5), "fc", jump=1, candidates=2)
     x, y = torch.randn(4, 3, 32, 32), torch.tensor([0, 3, 4, 4])
-    learner.begin(tasks()[0])
+    learner.begin(seen_tasks(CLASSES)[0])
     learner.train()
     for _ in range(3):
         learner.loss(x, torch.tensor([0, 1, 2, 0]))  # statistics
-    learner.begin(tasks()[1])
+    learner.begin(seen_tasks(CLASSES)[1])
     optimizer = torch.optim.SGD(learner.groups(), lr=1e-5)
     learner.train()
     loss = learner.loss(x, y).loss
