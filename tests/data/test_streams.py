@@ -93,7 +93,7 @@ def test_published_orders() -> None:
         ({"order": "F"}, "no order 'F'"),
         ({"validation": 1.0}, "validation must be a fraction of at least 0 and less than 1"),
         ({"validation": -0.1}, "validation must be"),
-        ({"limit": 0}, "limit must be 1 or more"),
+        ({"limit": 0}, "limit must be None or at least 1 image per class, not 0"),
     ],
 )
 def test_errors(options: dict, match: str) -> None:

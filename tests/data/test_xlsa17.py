@@ -264,7 +264,7 @@ def test_places(tmp_path: Path, alone: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_missing_files(tmp_path: Path, alone: Path) -> None:
     with pytest.raises(
-        rkr.FileError, match=r"BIRDS/res101\.mat in .*mine, .*cache.rkr\. It is published .*xlsa17"
+        rkr.FileError, match=r"BIRDS/res101\.mat not found in .*mine, .*cache.rkr\. Xian et al\. publish it .*xlsa17"
     ) as it:
         load_xlsa17("BIRDS", tmp_path / "mine")
     assert "--data" in str(it.value)
