@@ -349,7 +349,10 @@ def only(name: str, *labels: int) -> Any:
         ),
         ({"att": {"a": 1.0}}, r"att_splits\.mat: 'att' must be a matrix of numbers, but has another type"),
         ({"features": np.zeros((2, 3, 4))}, r"'features' must be a matrix of numbers, but has 3 dimensions"),
-        ({"features": np.zeros((5, 70), dtype=complex)}, r"'features' must be a matrix of numbers, but is of another"),
+        (
+            {"features": np.zeros((5, 70), dtype=complex)},
+            r"'features' must be a matrix of numbers, but has another type",
+        ),
         ({"features": np.zeros((5, 69))}, r"'features' must be dimensions x samples; it is 5 x 69, but .* 70 samples$"),
         ({"features": np.zeros((70, 5))}, r"it is 70 x 5, but 'labels' has 70 samples: it looks transposed"),
         ({"features": np.zeros((0, 70))}, r"res101\.mat: 'features' is empty: 0 x 70"),
@@ -444,7 +447,7 @@ def test_checks(change: Any, match: str, version: str, tmp_path: Path, alone: Pa
 def test_a_class_in_no_split_is_named(tmp_path: Path, alone: Path) -> None:
     """It is left out, as its attributes alone would be."""
     put(tmp_path / "BIRDS", content())
-    with pytest.warns(DataWarning, match=r"att_splits\.mat: no split has rows of class 3 \(003\.M.*\), so it is left"):
+    with pytest.warns(DataWarning, match=r"att_splits\.mat: no split has rows of class 3 \(003\.M.*\); skipped"):
         source = load_xlsa17("BIRDS", tmp_path)
     assert source.numbers == (1, 2, 4, 5, 6, 7)
     made = content()
