@@ -1,4 +1,4 @@
-"""Files that are either there as a whole or not at all."""
+"""Atomic writes: a file has its old content or its new content, never a part of it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 from rkr.errors import FileError
 
-TEMPORARY = ".rkr-"  # how unfinished files begin
+TEMPORARY = ".rkr-"  # prefix of unfinished files
 
 
 def write_atomic(path: Path, data: bytes, durable: bool = True) -> None:
-    """Write a file so that a kill at any moment leaves the old content or the new: temporary file, fsync, rename.
+    """Write a temporary file, fsync and rename it, so that a kill leaves either the old or the new content.
 
-    What can be made again at any time need not be `durable`: a loss of power may then leave it empty.
+    Pass `durable=False` to skip fsync for files that can be recomputed: a power failure may leave them empty.
     """
     temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(8)}.tmp"
     renamed = False
@@ -34,7 +34,7 @@ def write_atomic(path: Path, data: bytes, durable: bool = True) -> None:
                 os.fsync(folder)
             finally:
                 os.close(folder)
-    except (OSError, ValueError) as error:  # ValueError: a name that no file system takes
+    except (OSError, ValueError) as error:  # ValueError: an invalid file name
         raise FileError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
     finally:
         if not renamed:

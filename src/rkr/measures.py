@@ -1,4 +1,4 @@
-"""How answers are judged: the figures that tests and choices on validation samples share."""
+"""Metrics of zero-shot learning, used for tests and for validation."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 def unseen_and_seen(answers: Tensor, labels: Tensor, classes: int, unseen: Sequence[int]) -> tuple[float, float]:
-    """U and S: the mean accuracy of unseen and of seen classes (Xian et al., TPAMI 2018).
+    """Compute U and S, the mean per-class accuracies of unseen and seen classes (Xian et al., TPAMI 2018).
 
-    Every class that is tested counts the same, whether it has many samples or few.
+    Every class with test samples has the same weight, regardless of its number of samples.
     """
     is_unseen = torch.zeros(classes, dtype=torch.bool)
     is_unseen[list(unseen)] = True
@@ -27,5 +27,5 @@ def unseen_and_seen(answers: Tensor, labels: Tensor, classes: int, unseen: Seque
 
 
 def harmonic_mean(u: float, s: float) -> float:
-    """H, which is high only if both are."""
+    """Compute H, the harmonic mean of U and S."""
     return 2 * u * s / (u + s) if u + s else 0.0

@@ -172,7 +172,7 @@ def test_other_memory_formats() -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"batch": 0}, "1 sample or more"),
+        ({"batch": 0}, "batch must be at least 1, not 0"),
         ({"augment": Augment()}, "give a seed"),
         ({"rank": 2, "world": 2}, "rank must be 0 to 1"),
         ({"mean": (0.5,)}, "3 channels need 3 means"),

@@ -434,7 +434,7 @@ def test_the_command_is_killed_then_stopped_then_ends(images: Path, here: Path, 
     words += ["--threads", "1"]
     process = python_m_rkr(here, *words, slow="0.4")
     until_chunks(part, 1, process)
-    with pytest.raises(UsageError, match="another process is writing it"):
+    with pytest.raises(UsageError, match="another process is writing this file"):
         extract(images, out, OPTIONS)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
@@ -546,7 +546,7 @@ def test_damage(images: Path, whole: bytes, tmp_path: Path) -> None:
         with pytest.raises(FileError, match=r"settings.json: damaged .*remove"):
             extract(images, out, OPTIONS)
     (part / "settings.json").unlink()
-    with pytest.raises(FileError, match=r"settings.json: is missing.*remove"):
+    with pytest.raises(FileError, match=r"settings.json: missing.*remove"):
         extract(images, out, OPTIONS)
     (part / "settings.json").write_bytes(settings)
     extract(images, out, OPTIONS)
@@ -568,12 +568,15 @@ def test_damage(images: Path, whole: bytes, tmp_path: Path) -> None:
         ("some_networks:number", "is not a function, but int"),
         ("some_networks:broken", r"fails \(RuntimeError: no such"),
         ("some_networks:text", "must return an nn.Module, not str"),
-        ("some_networks:maps", r"gives \(2, 5, 6, 6\) for images of shape \(2, 3, 8, 8\).*\(2, D\) or \(2, D, 1, 1\)"),
-        ("some_networks:One", r"gives \(2,\)"),
-        ("some_networks:Single", r"gives \(1, 3\)"),
-        ("some_networks:Nothing", r"gives \(2, 0\)"),
-        ("some_networks:Several", "must give a tensor, not tuple"),
-        ("some_networks:Random", "other features for the same images"),
+        (
+            "some_networks:maps",
+            r"returns \(2, 5, 6, 6\) for images of shape \(2, 3, 8, 8\).*\(2, D\) or \(2, D, 1, 1\)",
+        ),
+        ("some_networks:One", r"returns \(2,\)"),
+        ("some_networks:Single", r"returns \(1, 3\)"),
+        ("some_networks:Nothing", r"returns \(2, 0\)"),
+        ("some_networks:Several", "must return a tensor, not tuple"),
+        ("some_networks:Random", "different features for the same images"),
         ("some_networks:Large", r"fails on images of shape \(7, 3, 8, 8\) \(RuntimeError"),
     ],
 )
@@ -585,7 +588,9 @@ def test_bad_networks(images: Path, tmp_path: Path, model: str, what: str) -> No
 
 
 def test_features_that_are_not_finite(images: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"cat/1.png: --model some_networks:Root gives features that are not finite"):
+    with pytest.raises(
+        UsageError, match=r"cat/1.png: --model some_networks:Root returns features that are NaN or infinite"
+    ):
         extract(images, tmp_path / "x.mat", Options("some_networks:Root", 8, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)))
     assert not (tmp_path / "x.mat").exists()
 
@@ -608,31 +613,31 @@ def test_bad_images(images: Path, tmp_path: Path) -> None:
     for number, text in enumerate((b"", b"no image", listed(own)[3].read_bytes()[:200])):
         bad = own / "cat b" / f"bad{number}.png"
         bad.write_bytes(text)
-        refused(rf"cat b/bad{number}.png: not an image that can be read")
+        refused(rf"cat b/bad{number}.png: cannot be read as an image")
         bad.unlink()
         for path in (tmp_path / "x.mat.part").iterdir():
             path.unlink()
     (own / os.fsdecode(b"cat b/\xff.png")).write_bytes(b"")
-    refused("not UTF-8")
+    refused("file names must be UTF-8")
 
 
 def test_places_that_cannot_be_written(images: Path, tmp_path: Path) -> None:
     for out, what in (
-        (tmp_path, "is a folder"),
-        (tmp_path / "nowhere" / "x.mat", "nowhere: there is no such folder"),
-        (images / "x.mat", "among the images"),
-        (images / "cat" / "x.mat", "among the images"),
+        (tmp_path, "is a directory"),
+        (tmp_path / "nowhere" / "x.mat", "nowhere: directory not found"),
+        (images / "x.mat", "is inside the image directory"),
+        (images / "cat" / "x.mat", "is inside the image directory"),
     ):
         with pytest.raises(RkrError, match=what):
             extract(images, out, OPTIONS)
     (tmp_path / "x.mat.part").write_text("a file")
-    with pytest.raises(FileError, match=r"x.mat.part: cannot be made"):
+    with pytest.raises(FileError, match=r"x.mat.part: cannot be created"):
         extract(images, tmp_path / "x.mat", OPTIONS)
 
 
 def test_too_large(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     matfile.check_fits(2**31 // 8 - 1, 2)
-    with pytest.raises(UsageError, match=f"at most {2**31 // 8 - 1} do"):
+    with pytest.raises(UsageError, match=f"at most {2**31 // 8 - 1} images"):
         matfile.check_fits(2**31 // 8, 2)
     monkeypatch.setattr(matfile, "LARGEST", 4 * 5 * IMAGES)
     with pytest.raises(UsageError, match="21 images with 5 features each do not fit"):

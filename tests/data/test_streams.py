@@ -80,8 +80,8 @@ def test_published_orders() -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"tasks": 4}, r"6 classes of toy cannot be divided into 4 tasks: choose 1, 2, 3, 6"),
-        ({"tasks": 0}, "cannot be divided into 0 tasks"),
+        ({"tasks": 4}, r"6 classes of toy cannot be split into 4 tasks of equal size; choose 1, 2, 3, 6"),
+        ({"tasks": 0}, "cannot be split into 0 tasks"),
         ({"order": [0, 1, 2, 3, 4]}, "missing: 5"),
         ({"order": [0, 1, 2, 3, 4, 4]}, "more than once: 4"),
         ({"order": [0, 1, 2, 3, 4, 6]}, "no class 6; it has 0 to 5"),
@@ -91,9 +91,9 @@ def test_published_orders() -> None:
         ({"order": []}, "missing: 0, 1, 2, 3, 4, 5"),
         ({"order": "A"}, "no order 'A' for toy"),
         ({"order": "F"}, "no order 'F'"),
-        ({"validation": 1.0}, "validation must be a share from 0 to below 1"),
+        ({"validation": 1.0}, "validation must be a fraction of at least 0 and less than 1"),
         ({"validation": -0.1}, "validation must be"),
-        ({"limit": 0}, "limit must be 1 or more"),
+        ({"limit": 0}, "limit must be None or at least 1 image per class, not 0"),
     ],
 )
 def test_errors(options: dict, match: str) -> None:

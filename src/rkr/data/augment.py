@@ -1,7 +1,7 @@
-"""Random crops, flips and rotations of a whole batch at once.
+"""Random crops, flips and rotations of whole batches.
 
-Everything random is drawn for a whole epoch before any image is touched, so that what happens to a sample depends
-neither on where an epoch was resumed nor on the number of processes.
+All random numbers of an epoch are drawn before its first batch, so that the augmentation of a sample depends neither on
+where an epoch is resumed nor on the number of processes.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from rkr.errors import UsageError
 
 @dataclass(frozen=True)
 class Augment:
-    """What is done at random to training images; the usual recipe for CIFAR by default.
+    """Random augmentation of training images. The defaults are the usual ones for CIFAR.
 
-    Images in memory are padded and cropped back. Image files get a crop of random size and shape instead (`pad` is not
-    used) and cannot be rotated.
+    Images in memory are padded and cropped to their size. Image files get a random resized crop instead (`pad` is
+    ignored) and cannot be rotated.
     """
 
     pad: int = 4  # black pixels on each side before the crop
-    flip: bool = True  # left-right, every second image
-    rotate: float = 0.0  # up to so many degrees to either side, about the centre, nearest pixel, black outside
+    flip: bool = True  # left-right, with probability 1/2
+    rotate: float = 0.0  # maximum degrees to either side, about the centre; nearest pixel, black outside
 
     def __post_init__(self) -> None:
         if self.pad < 0:
@@ -37,7 +37,7 @@ class Augment:
 
 @dataclass(frozen=True, eq=False)
 class Draws:
-    """The random numbers of one epoch; row i belongs to the i-th sample that the epoch visits."""
+    """The random numbers of one epoch. Row i belongs to the i-th sample of the epoch."""
 
     dy: Tensor  # int64 (N,), 0..2 pad: first row of the crop in the padded image
     dx: Tensor  # int64 (N,)
@@ -46,7 +46,7 @@ class Draws:
 
     @staticmethod
     def draw(n: int, augment: Augment, generator: torch.Generator) -> Draws:
-        """Every number is drawn whether it is used or not: switching one thing off leaves the others as they were."""
+        """Draw all numbers, used or not, so that switching one augmentation off does not change the others."""
         shift = torch.randint(0, 2 * augment.pad + 1, (2, n), generator=generator)
         flip = torch.rand(n, generator=generator) < 0.5
         angle = (torch.rand(n, generator=generator) * 2 - 1) * math.radians(augment.rotate)
@@ -60,9 +60,9 @@ class Draws:
 
 
 def apply(x: Tensor, draws: Draws, augment: Augment) -> Tensor:
-    """Crop, flip, rotate, in this order: uint8 (B, C, H, W) to the same; one gather, whatever is done."""
+    """Crop, flip and rotate, in this order, with one gather: uint8 (B, C, H, W) to the same shape."""
     b, c, h, w = x.shape
-    border = max(augment.pad, 1)  # the padded image's first pixel is then black in any case
+    border = max(augment.pad, 1)  # pad at least 1, so that the first pixel is always black
     padded = F.pad(x, (border,) * 4)  # (B, C, H + 2 border, W + 2 border)
     rows = torch.arange(h, device=x.device)[None, :, None]  # (1, H, 1)
     columns = torch.arange(w, device=x.device)[None, None, :]  # (1, 1, W)
@@ -73,7 +73,7 @@ def apply(x: Tensor, draws: Draws, augment: Augment) -> Tensor:
     columns = torch.where(draws.flip[:, None, None], w - 1 - columns, columns)
     rows = rows + (draws.dy + border - augment.pad)[:, None, None]
     columns = columns + (draws.dx + border - augment.pad)[:, None, None]
-    source = rows * (w + 2 * border) + columns  # (B, H, W): which pixel of the padded image comes here
+    source = rows * (w + 2 * border) + columns  # (B, H, W): index into the padded image
     if outside is not None:
         source = source.masked_fill(outside, 0)
     index = source.reshape(b, 1, h * w).expand(b, c, h * w)
@@ -81,7 +81,7 @@ def apply(x: Tensor, draws: Draws, augment: Augment) -> Tensor:
 
 
 def _rotated(angle: Tensor, h: int, w: int) -> tuple[Tensor, Tensor]:
-    """For each pixel, the row and column that a rotation about the centre brings there, (B, H, W) each."""
+    """For each pixel, the source row and column of a rotation about the centre, (B, H, W) each."""
     y = torch.arange(h, device=angle.device)[None, :, None] + 0.5 - h / 2  # pixel centres
     x = torch.arange(w, device=angle.device)[None, None, :] + 0.5 - w / 2
     cos, sin = angle.cos()[:, None, None], angle.sin()[:, None, None]

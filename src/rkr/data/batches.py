@@ -1,4 +1,4 @@
-"""From samples to batches: shuffled, augmented and normalised, the same for a seed wherever and however it runs."""
+"""Shuffled, augmented and normalised batches that depend only on the seed, not on devices or processes."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from rkr.errors import UsageError
 
 
 class Batches:
-    """The batches of samples, epoch by epoch: float32 (B, C, H, W) in channels_last or (B, D), and int64 (B,).
+    """Batches of samples, epoch by epoch: float32 (B, C, H, W) in channels_last or (B, D), and int64 (B,).
 
-    Order and augmentation of an epoch follow from `seed` and the epoch's number alone, so the whole state is that
-    number, `epoch`, and `iter_from(epoch, k)` goes on before batch k. With several processes (`rank` of `world`) a
-    process gets its share of every batch; the shares in order of rank are the batch of a single process. The last batch
-    of an epoch may be smaller, a share of it even empty; `size(k)` is what a mean over the whole batch divides by.
+    The order and augmentation of an epoch depend only on `seed` and the epoch number, so `epoch` is the whole state and
+    `iter_from(epoch, k)` resumes before batch k. With several processes (`rank` of `world`) each process gets its share
+    of every batch; the shares in order of rank make up the batch of a single process. The last batch of an epoch may be
+    smaller and a share of it empty; divide by `size(k)` for a mean over the whole batch.
 
-    Without `seed`, as for evaluation, the samples come in their own order as they are. With `afresh` every batch is
-    drawn from all samples, none of them twice in a batch: an epoch is as long as a pass, but may miss some samples.
+    Without `seed`, as for evaluation, samples come in order and without augmentation. With `afresh` every batch is
+    drawn from all samples, without repetition within the batch: an epoch has as many batches as a pass but may miss
+    samples.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Batches:
         afresh: bool = False,
     ) -> None:
         if batch < 1:
-            raise UsageError(f"a batch must hold 1 sample or more, not {batch}")
+            raise UsageError(f"batch must be at least 1, not {batch}")
         if not 0 <= rank < world:
             raise UsageError(f"rank must be 0 to {world - 1} of {world} processes, not {rank}")
         channels = 0 if isinstance(samples, Features) else samples.shape[0]
@@ -57,13 +58,13 @@ class Batches:
         if augment is not None and augment.rotate and isinstance(samples, ImageFiles):
             raise UsageError("image files cannot be rotated: set rotate to 0")
         if afresh and (seed is None or not isinstance(samples, Features)):
-            raise UsageError("batches can be drawn afresh from features only, and with a seed")
+            raise UsageError("afresh needs features and a seed")
         self.samples, self.batch, self.seed, self.augment, self.afresh = samples, batch, seed, augment, afresh
         self.device, self.rank, self.world = torch.device(device), rank, world
         self.workers = workers if workers is not None else (os.cpu_count() or 1) // world
         self.epoch = 0
         width = 1 if isinstance(samples, Features) else samples.shape[2]
-        # For rows of W pixels of C channels: a longer innermost axis is several times faster than one of 3.
+        # Rows of W pixels with C channels: an innermost axis of W C is several times faster than one of C = 3.
         self._mean = (torch.tensor(mean) * 255).repeat(width).to(self.device)  # (W C,)
         self._scale = (1 / (torch.tensor(std) * 255)).repeat(width).to(self.device)
 
@@ -77,12 +78,12 @@ class Batches:
         return min(self.batch, left)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of `epoch`, which moves on when they have all been taken."""
+        """Iterate over the batches of `epoch`, then increment it."""
         yield from self.iter_from(self.epoch)
         self.epoch += 1
 
     def iter_from(self, epoch: int, start: int = 0, step: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of an epoch from batch `start` on, or every `step`-th of them."""
+        """Iterate over every `step`-th batch of an epoch, from batch `start`."""
         if epoch < 0 or not 0 <= start <= len(self):
             raise UsageError(f"epoch {epoch} has no batch {start}: there are {len(self)}")
         if isinstance(self.samples, ImageFiles):
@@ -107,7 +108,7 @@ class Batches:
         for k in range(start, len(self), step):
             share = self._share(k)
             index = order[share]
-            x = flat.index_select(0, index).view(-1, *images.shape).to(self.device)  # bytes travel, not floats
+            x = flat.index_select(0, index).view(-1, *images.shape).to(self.device)  # transfer uint8, not float32
             if draws is not None and self.augment is not None:
                 x = augmentation.apply(x, draws[share].to(self.device), self.augment)
             yield self._normalised(x), images.y[index].to(self.device)

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky, 2009) from the official python archives, packed or unpacked."""
+"""CIFAR-10 and CIFAR-100 (Krizhevsky, 2009) from the official Python archives, packed or unpacked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PIXELS = 3 * 32 * 32
 
 @dataclass(frozen=True)
 class Archive:
-    """What is in an archive, and how to know that it is the right one."""
+    """The files of an archive and their checksums."""
 
     name: str
     file: str
@@ -32,7 +32,7 @@ class Archive:
     meta: str
     labels: str  # keys of the pickled dicts
     label_names: str
-    md5: Mapping[str, str]  # of the members, because the archive may have been packed anew
+    md5: Mapping[str, str]  # of the members, because copies of the archive may be packed differently
     mean: tuple[float, float, float]  # of the training images
     std: tuple[float, float, float]
     address: str = ADDRESS
@@ -84,14 +84,14 @@ CIFAR100 = Archive(
 
 
 def load_cifar(archive: Archive, data: Data = None) -> Source:
-    """Find the archive, or download it, and read it."""
+    """Find or download the archive and read it."""
     path = find((archive.file, archive.folder), data)
     if path is not None:
         try:
             return read_cifar(path, archive)
         except FileError:
             if not is_cached(path) or path.is_dir():
-                raise  # the user's own file: not ours to replace
+                raise  # the user's file, which must not be replaced
     target = place(data) / archive.file
     read: list[Source] = []
     download(
@@ -101,7 +101,7 @@ def load_cifar(archive: Archive, data: Data = None) -> Source:
 
 
 def read_cifar(path: Path, archive: Archive) -> Source:
-    """Read an archive, or the folder that it was unpacked to; every byte is checked before it is interpreted."""
+    """Read an archive or the folder that it was unpacked to. Checksums are verified before anything is parsed."""
     if path.is_dir():
         members = {name: _read(path / name) for name in archive.members}
     else:
@@ -111,7 +111,7 @@ def read_cifar(path: Path, archive: Archive) -> Source:
         if found != archive.md5[name]:
             raise FileError(
                 f"{path}: {name} is damaged or not the official one (md5 {found}, not {archive.md5[name]}): "
-                "remove it to have it downloaded again"
+                "remove it to download it again"
             )
     names = unpickle(members.pop(archive.meta), f"{path}: {archive.meta}").get(archive.label_names)
     if not isinstance(names, list) or not all(isinstance(name, str | bytes) for name in names):
@@ -129,7 +129,7 @@ def read_cifar(path: Path, archive: Archive) -> Source:
 def _images(what: str, content: dict[str, Any], archive: Archive) -> Images:
     data, labels = content.get("data"), content.get(archive.labels)
     if not isinstance(data, np.ndarray) or data.ndim != 2 or data.shape[1] != PIXELS:
-        raise FileError(f"{what} has no array 'data' of {PIXELS} bytes an image")
+        raise FileError(f"{what} has no array 'data' of {PIXELS} bytes per image")
     if not isinstance(labels, list) or len(labels) != len(data) or not all(type(y) is int and y >= 0 for y in labels):
         raise FileError(f"{what} has no list {archive.labels!r} of {len(data)} class numbers")
     # A row is the red, then the green, then the blue channel, each row by row.

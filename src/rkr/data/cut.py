@@ -1,4 +1,4 @@
-"""Cutting images in two, class by class, by a seed."""
+"""Seeded, class-balanced splits."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from rkr.errors import UsageError
 
 
 def generator(*words: object) -> torch.Generator:
-    """A generator of its own for every combination of words."""
+    """A random generator seeded by a hash of the words."""
     mixed = hashlib.sha256(" ".join(map(str, words)).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(mixed[:4], "little"))  # torch's CPU generator takes 32 bits
 
 
 def shuffled_class(y: Tensor, label: int, *words: object) -> Tensor:
-    """Where the images of a class are, in an order that the words and the class decide."""
+    """Indices of a class's images, shuffled by a seed from the words and the label."""
     where = (y == label).nonzero().squeeze(1)
     return where[torch.randperm(len(where), generator=generator(*words, label))]
 
 
 def balanced_cut(y: Tensor, fraction: float, seed: int, what: str) -> tuple[Tensor, Tensor]:
-    """Indices that stay and indices that are cut off, both ascending: the same share of every class.
+    """Split indices into kept and cut off, both ascending, with the same fraction of every class.
 
-    At least one image of each class stays. A class's cut depends on the seed and that class's images only.
+    At least one image of each class is kept. The split of a class depends only on the seed and its own images.
     """
     if not 0 <= fraction < 1:
-        raise UsageError(f"{what} must be a share from 0 to below 1, not {fraction}")
+        raise UsageError(f"{what} must be a fraction of at least 0 and less than 1, not {fraction}")
     off = []
     for label in y.unique().tolist():
         order = shuffled_class(y, label, "rkr cut", what, seed)

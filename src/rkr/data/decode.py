@@ -1,6 +1,6 @@
-"""Image files to uint8 tensors, in worker processes: the crops that everyone uses for ImageNet.
+"""Decodes image files in worker processes, with the usual crops for ImageNet.
 
-What happens to an image is decided by its own seed, so the result does not depend on which worker decodes it.
+Each image has its own seed, so the result does not depend on the worker that decodes it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from rkr.data.task import ImageFiles
 from rkr.errors import FileError
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom
-SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of the random crops: share of the area, width / height
-RESIZE = 256 / 224  # for evaluation the shorter side becomes so many times the crop's
+SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of the random crops: fraction of the area, width / height
+RESIZE = 256 / 224  # for evaluation: shorter side after resizing / size of the crop
 
 
 def decode_centre(path: str, size: int, resize: int | None = None) -> Tensor:
-    """The centre of an image whose shorter side was resized, 256 for a crop of 224: uint8 (3, size, size)."""
+    """Resize the shorter side (256 for a crop of 224) and crop the centre: uint8 (3, size, size)."""
     image = _open(path)
     shorter = resize or round(size * RESIZE)
     width, height = (max(shorter, int(shorter * side / min(image.size))) for side in image.size)
@@ -34,7 +34,7 @@ def decode_centre(path: str, size: int, resize: int | None = None) -> Tensor:
 
 
 def decode_random(path: str, size: int, seed: int, flip: bool) -> Tensor:
-    """A crop of random area, shape and place, and a flip for every second image: uint8 (3, size, size)."""
+    """Crop a random area, resize it, and flip it with probability 1/2 if `flip`: uint8 (3, size, size)."""
     image = _open(path)
     draws = random.Random(seed)
     box = random_box(*image.size, draws)
@@ -43,7 +43,7 @@ def decode_random(path: str, size: int, seed: int, flip: bool) -> Tensor:
 
 
 def random_box(width: int, height: int, draws: random.Random) -> Box:
-    """8 to 100 % of the area, 3:4 to 4:3; ten trials, then the largest centred box of an allowed shape."""
+    """Draw a box of 8 to 100 % of the area, 3:4 to 4:3. After ten trials, take the largest centred box."""
     for _ in range(10):
         area = width * height * draws.uniform(*SCALE)
         ratio = math.exp(draws.uniform(math.log(RATIO[0]), math.log(RATIO[1])))
@@ -62,14 +62,14 @@ def _open(path: str) -> Image.Image:
         with Image.open(path) as image:
             return image.convert("RGB")
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
-        raise FileError(f"{path}: not an image that can be read ({error})") from error
+        raise FileError(f"{path}: cannot be read as an image ({error})") from error
 
 
 def _pixels(image: Image.Image) -> Tensor:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)  # (3, H, W), a copy, channels_last
 
 
-Order = tuple[int, int | None]  # which image, and the seed of its crop; None for the centre
+Order = tuple[int, int | None]  # index of an image, and the seed of its crop; None for the centre crop
 
 
 class _Decoder(Dataset[tuple[Tensor | FileError, int]]):
@@ -84,7 +84,7 @@ class _Decoder(Dataset[tuple[Tensor | FileError, int]]):
             else:
                 pixels = decode_random(self.files.path(i), self.files.size, seed, self.flip)
         except FileError as error:
-            return error, 0  # handed over, not raised: a worker's exception would arrive buried in its traceback
+            return error, 0  # returned, not raised: the DataLoader would wrap it in a traceback
         return pixels, int(self.files.y[i])
 
 
@@ -98,7 +98,7 @@ def _collate(samples: list[tuple[Tensor | FileError, int]]) -> tuple[Tensor, Ten
 
 
 class _Orders:
-    """What the workers are asked for, batch by batch; made when needed, as an epoch may have a million images."""
+    """Sampler of batches. Lists are built lazily, because an epoch may have a million images."""
 
     def __init__(self, index: Tensor, seeds: Tensor | None, shares: Sequence[slice]) -> None:
         self.index, self.seeds, self.shares = index, seeds, shares
@@ -114,16 +114,16 @@ class _Orders:
 def decoded(
     files: ImageFiles, index: Tensor, seeds: Tensor | None, shares: Sequence[slice], flip: bool, workers: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Decode images `index[share]`, share after share: uint8 (B, 3, S, S), int64 (B,). Empty shares keep their place.
+    """Decode images `index[share]` for each share: uint8 (B, 3, S, S), int64 (B,). Empty shares give empty batches.
 
-    With seeds, one for each entry of `index`, the crops are random; without, they are the centres.
+    With `seeds`, one per entry of `index`, crops are random. Without, they are centre crops.
     """
     loader = DataLoader(
         _Decoder(files, flip),
         batch_sampler=_Orders(index, seeds, shares),
         num_workers=workers,
         collate_fn=_collate,
-        generator=torch.Generator(),  # else each epoch would draw from the global generator, which is the learner's
+        generator=torch.Generator(),  # keeps the DataLoader from drawing from the global generator
     )
     ready = iter(loader)
     try:
@@ -133,7 +133,7 @@ def decoded(
                 continue
             found = next(ready)
             if isinstance(found, FileError):
-                raise FileError(str(found))  # a new one: raising a local name would tie this frame into a cycle
+                raise FileError(str(found))  # a new exception, to avoid a reference cycle with this frame
             yield found
     finally:
-        del ready  # ends the workers now, not when an exception's frames are collected
+        del ready  # ends the workers now, not when the frame is garbage collected

@@ -1,4 +1,4 @@
-"""The handwritten digits that come with scikit-learn (UCI Optdigits, 1,797 images of 8x8): nothing to download."""
+"""The handwritten digits of scikit-learn (UCI Optdigits, 1,797 images of 8x8 pixels). No download needed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rkr.errors import UsageError
 
 
 def load_digits(data: object = None, size: int = 8, test: float = 0.25, seed: int = 0) -> Source:
-    """All digits, a quarter of every class for testing, enlarged to `size` pixels if asked. `data` is not used."""
-    # Imported here because it takes a second, which other sources need not spend.
+    """Load the digits at `size` pixels, with a fraction `test` of every class for testing. `data` is ignored."""
+    # Slow to import, so only when needed.
     from sklearn.datasets import load_digits as bundled  # type: ignore[import-untyped]
 
     if size < 8:
         raise UsageError(f"size must be 8 pixels or more, not {size}")
     found = bundled()
-    # Values are 0..16; 255 is white as in every other source.
+    # Values are 0 to 16. Scale them to 0 to 255 as in the other sources.
     x = torch.from_numpy(np.asarray(found.images, np.float32))[:, None] * (255 / 16)
     if size > 8:
         x = F.interpolate(x, size=(size, size), mode="bilinear", align_corners=False)

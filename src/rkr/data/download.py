@@ -1,8 +1,8 @@
-"""Where data lies, and how it gets there.
+"""Finding and downloading data.
 
-Data is looked for in the folder that the caller names, then in $RKR_DATA, then in the user's cache. What is nowhere is
-downloaded from its official address into the first of them that can be written to. A download becomes visible under its
-name only when it is whole and verified.
+Data is searched in the directory that the caller names, then in $RKR_DATA, then in the user cache. Missing data is
+downloaded from its official URL into the first of these that is writable. A download gets its final name only when it
+is complete and verified.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rkr.errors import FileError
 
 Data = str | os.PathLike[str] | None
-ATTEMPTS = 3  # for each address
+ATTEMPTS = 3  # per URL
 TIMEOUT = 30.0  # seconds without a byte
-STALE = 3600.0  # seconds after which a part file that nobody writes to is thrown away
+STALE = 3600.0  # seconds without a write after which a partial download is deleted
 CHUNK = 1 << 18
 
 
 def cache_folder() -> Path:
-    """The user's own place for data, such as ~/.cache/rkr."""
+    """The user cache, such as ~/.cache/rkr."""
     return Path(platformdirs.user_cache_dir("rkr", appauthor=False))
 
 
 def folders(data: Data = None) -> list[Path]:
-    """Where data is looked for, first to last."""
+    """The directories that are searched, in order."""
     named = [data, os.environ.get("RKR_DATA") or None]
     return [*(Path(folder).expanduser() for folder in named if folder is not None), cache_folder()]
 
 
 def find(names: Iterable[str], data: Data = None) -> Path | None:
-    """The first of these paths that exists in the first folder that has one."""
+    """The first of these paths that exists, searching directory by directory. None if there is none."""
     names = list(names)
     for folder in folders(data):
         for name in names:
@@ -54,30 +54,30 @@ def find(names: Iterable[str], data: Data = None) -> Path | None:
 
 
 def is_cached(path: Path) -> bool:
-    """Whether a file lies in the user's cache, and so is ours to replace."""
+    """Whether a file is in the user cache and may be replaced."""
     return path.absolute().is_relative_to(cache_folder().absolute())
 
 
 def place(data: Data = None) -> Path:
-    """The folder to download into: the first that can be written to."""
+    """The directory to download to: the first that is writable."""
     for folder in folders(data):
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):  # the only sure way to know
+            with tempfile.TemporaryFile(dir=folder):  # the only reliable test
                 return folder
-    raise FileError(f"no folder for data can be written to: {', '.join(map(str, folders(data)))}")
+    raise FileError(f"no dataset directory is writable: {', '.join(map(str, folders(data)))}")
 
 
 def download(urls: Sequence[str], target: Path, verify: Callable[[Path], None], what: str) -> Path:
-    """Fetch a file from the first address that gives it whole; `verify` raises FileError on wrong content.
+    """Download a file from the first URL that works; `verify` raises FileError if the content is wrong.
 
-    Each address gets several attempts. The file is written under a temporary name, flushed to disk and renamed, so that
-    a kill at any moment leaves no file or a whole one.
+    Each URL is tried several times. The file is written under a temporary name, flushed to disk and renamed, so that a
+    kill leaves either no file or a complete one.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FileError(f"{target.parent}: cannot be made: {error.strerror or error}") from error
+        raise FileError(f"{target.parent}: cannot be created: {error.strerror or error}") from error
     _sweep(target)
     part = target.parent / f".{target.name}.{secrets.token_hex(8)}.part"
     reasons = []
@@ -90,24 +90,24 @@ def download(urls: Sequence[str], target: Path, verify: Callable[[Path], None], 
                 except (urllib.error.HTTPError, urllib.error.URLError) as error:
                     reasons.append(f"{url}: {error.reason}")
                     if isinstance(error, urllib.error.HTTPError) and error.code < 500:
-                        break  # it will not be there next time either
+                        break  # client errors are permanent
                     time.sleep(0.2 * attempt)
                 except (ConnectionError, TimeoutError, http.client.HTTPException) as error:
                     reasons.append(f"{url}: {error or type(error).__name__}")
                 except FileError as error:
-                    reasons.append(f"{url}: {str(error).replace(str(part), 'what came')}")
+                    reasons.append(f"{url}: {str(error).replace(str(part), 'the download')}")
                 else:
                     os.replace(part, target)
                     _flush_folder(target.parent)
                     return target
-    except OSError as error:  # of the disk: those of the network were caught above
+    except OSError as error:  # of the disk; network errors are handled above
         raise FileError(f"{target}: cannot be written: {error.strerror or error}") from error
     finally:
         with contextlib.suppress(OSError):
             part.unlink()
     raise FileError(
-        f"{what} could not be downloaded ({reasons[-1]}). Without a network, fetch {' or '.join(urls)} elsewhere "
-        f"and put it at {target}"
+        f"{what} could not be downloaded ({reasons[-1]}). Download {' or '.join(urls)} on another machine "
+        f"and save it as {target}"
     )
 
 
@@ -142,7 +142,7 @@ def _bar() -> Progress:
 
 
 def _sweep(target: Path) -> None:
-    """Remove what killed downloads of this file left behind."""
+    """Remove partial downloads of this file that were killed."""
     with contextlib.suppress(OSError):
         for part in target.parent.glob(f".{target.name}.*.part"):
             if time.time() - part.stat().st_mtime > STALE:
@@ -150,7 +150,7 @@ def _sweep(target: Path) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
-    if os.name != "nt":  # Windows cannot open folders
+    if os.name != "nt":  # Windows cannot open directories
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Folders of class folders: ImageNet-1K, or pictures of one's own."""
+"""Images in one folder per class: ImageNet-1K or your own images."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from rkr.errors import FileError, UsageError
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 IMAGENET_FOLDERS = ("imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", ".")
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, which everyone uses for photographs
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 
 
 def load_imagenet(data: Data = None, size: int = 224) -> Source:
-    """ImageNet-1K as class folders under train/ and val/, which cannot be downloaded without an account."""
+    """Load ImageNet-1K from class folders in train/ and val/. Downloading it needs an account."""
     path = find((f"{folder}/train" for folder in IMAGENET_FOLDERS), data)
     if path is None:
         raise FileError(
-            "imagenet is not there, and its licence forbids an automatic download: get it from https://image-net.org "
+            "imagenet not found, and its licence forbids an automatic download: get it from https://image-net.org "
             "and put its class folders at imagenet/train/<class>/*.JPEG and imagenet/val/<class>/*.JPEG in one of "
             + ", ".join(map(str, folders(data)))
         )
@@ -42,13 +42,13 @@ def load_folder(
     seed: int = 0,
     name: str | None = None,
 ) -> Source:
-    """Any folder of class folders, `data`; with subfolders train and test (or val), or cut by a seed.
+    """Load images from class folders in `data`, or in its subfolders train and test (or val).
 
-    `test` is the share of every class that is cut off for testing where there is no such subfolder. With `resident` all
-    images are decoded once, to `size`, and kept in memory, which is much faster for small images.
+    Without these subfolders, a fraction `test` of every class is held out by `seed`. With `resident` all images are
+    resized to `size` once and kept in memory, which is much faster for small images.
     """
     if data is None:
-        raise UsageError("folder needs the folder: data=...")
+        raise UsageError("folder needs a directory: data=...")
     root = Path(data).expanduser()
     testing = next((root / part for part in ("test", "val") if (root / part).is_dir()), None)
     train_part: Samples
@@ -75,7 +75,7 @@ def classes_in(folder: Path) -> tuple[str, ...]:
     except OSError as error:
         raise FileError(f"{folder}: cannot be read: {error.strerror or error}") from error
     if not names:
-        raise FileError(f"{folder}: has no class folders; images must lie at {folder}/<class>/<image>")
+        raise FileError(f"{folder}: has no class folders; images must be at {folder}/<class>/<image>")
     return tuple(names)
 
 

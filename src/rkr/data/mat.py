@@ -1,6 +1,6 @@
-"""Variables of MATLAB files: version 5 (with or without compression) by scipy, version 7.3, which is HDF5, by h5py.
+"""Reads variables of MATLAB files: version 5 with scipy, version 7.3 (HDF5) with h5py.
 
-Only numbers and text are taken from a file. Neither reader runs anything that a file asks for, as unpickling would.
+Only numbers and text are read, and no code in a file is executed.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from numpy.typing import NDArray
 from rkr.errors import FileError
 
 HDF5 = b"\x89HDF\r\n\x1a\n"
-USERBLOCK = 512  # MATLAB's own header, before the HDF5 file begins
+USERBLOCK = 512  # size of MATLAB's header before the HDF5 data
 
 
 @dataclass(frozen=True, eq=False)
 class Variables:
-    """Some variables of a file, in the shape that MATLAB shows."""
+    """Variables of a file, in MATLAB's shapes."""
 
     path: Path
     numbers: dict[str, NDArray[Any]]  # real numbers, any shape
     texts: dict[str, tuple[str, ...]]  # cells of strings, or the rows of a character matrix
-    names: tuple[str, ...]  # all that the file has, wanted or not
+    names: tuple[str, ...]  # of all variables in the file
 
     def matrix(self, name: str) -> NDArray[Any]:
-        """A matrix of numbers, or an error that says what is there instead."""
+        """A matrix of numbers. Raises FileError if the variable is missing or something else."""
         if name in self.numbers:
             array = self.numbers[name]
             if array.ndim == 2:
                 return array
             raise FileError(f"{self.path}: {name!r} must be a matrix of numbers, but has {array.ndim} dimensions")
         if name in self.names:
-            raise FileError(f"{self.path}: {name!r} must be a matrix of numbers, but is of another kind")
-        raise FileError(f"{self.path}: there is no variable {name!r}; it has {', '.join(sorted(self.names)) or 'none'}")
+            raise FileError(f"{self.path}: {name!r} must be a matrix of numbers, but has another type")
+        raise FileError(f"{self.path}: no variable {name!r}; the file has {', '.join(sorted(self.names)) or 'none'}")
 
 
 def read_mat(path: Path, wanted: Sequence[str]) -> Variables:
-    """Read those of the wanted variables that a file has; the others are not even decompressed."""
+    """Read the wanted variables that the file has. Others are not decompressed."""
     try:
         with open(path, "rb") as file:
             start = file.read(USERBLOCK + len(HDF5))
@@ -56,7 +56,7 @@ def _read_5(path: Path, wanted: Sequence[str]) -> Variables:
     try:
         names = tuple(name for name, _, _ in whosmat(path, appendmat=False))
         content = loadmat(path, appendmat=False, variable_names=[name for name in wanted if name in names])
-    except Exception as error:  # the reader has no error of its own: damage shows as any of a dozen
+    except Exception as error:  # damaged files raise many kinds of errors
         raise FileError(f"{path}: damaged, or not a MATLAB file: {error}") from error
     return _sorted(path, wanted, names, content)
 
@@ -78,13 +78,13 @@ def _read_73(path: Path, wanted: Sequence[str]) -> Variables:
         return np.array([row.astype("<u2").tobytes().decode("utf-16-le", "replace") for row in units], dtype=str)
 
     def value(item: Any) -> Any:
-        """What scipy would have made of the same variable in a file of version 5."""
+        """The value that scipy returns for the same variable in a version 5 file."""
         if not isinstance(item, h5py.Dataset):
             return None  # a group: a struct, or a sparse matrix
         kind = item.attrs.get("MATLAB_class", b"")
         kind = kind.decode() if isinstance(kind, bytes) else str(kind)
         data = item[()]
-        if item.attrs.get("MATLAB_empty", 0):  # the data are the shape
+        if item.attrs.get("MATLAB_empty", 0):  # the data is the shape
             return np.zeros([int(n) for n in np.ravel(data)])
         if kind == "char":
             return text(data)
@@ -93,11 +93,11 @@ def _read_73(path: Path, wanted: Sequence[str]) -> Variables:
             for at, reference in np.ndenumerate(data):
                 cells[at] = value(item.file[reference]) if reference else None
             return cells.T
-        return np.asarray(data).T  # HDF5 counts dimensions in the opposite order
+        return np.asarray(data).T  # HDF5 stores dimensions in reverse order
 
     try:
         with h5py.File(path, "r") as file:
-            names = tuple(name for name in file if not name.startswith("#"))  # '#refs#' holds what cells refer to
+            names = tuple(name for name in file if not name.startswith("#"))  # '#refs#' holds the content of cells
             content = {name: value(file[name]) for name in wanted if name in names}
     except Exception as error:
         raise FileError(f"{path}: damaged, or not a MATLAB file: {error}") from error
@@ -105,14 +105,14 @@ def _read_73(path: Path, wanted: Sequence[str]) -> Variables:
 
 
 def _sorted(path: Path, wanted: Sequence[str], names: tuple[str, ...], content: dict[str, Any]) -> Variables:
-    """Variables by what they are."""
+    """Sort variables into numbers and texts."""
     numbers, texts = {}, {}
     for name in wanted:
         value = content.get(name)
         if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
             numbers[name] = value
         elif (strings := _strings(value)) is not None:
-            texts[name] = strings  # and the rest is of no use: structs, sparse matrices, complex numbers, ...
+            texts[name] = strings  # structs, sparse matrices and complex numbers are ignored
     return Variables(path, numbers, texts, names)
 
 

@@ -1,4 +1,4 @@
-"""MNIST (LeCun, Cortes, Burges) from the four idx files, gzip or not."""
+"""MNIST (LeCun, Cortes, Burges) from the four idx files, compressed with gzip or not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rkr.errors import FileError
 
 ADDRESSES = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")
 FOLDERS = ("mnist", "MNIST/raw", "mnist/raw", "raw", ".")  # torchvision keeps its copy in MNIST/raw
-MD5 = {  # of the files after decompression, because they may have been compressed anew
+MD5 = {  # of the decompressed files, because copies may be compressed differently
     "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
     "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
     "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
@@ -28,7 +28,7 @@ LIMIT = 1 << 26  # bytes; the largest file has 47,040,016
 
 
 def load_mnist(data: Data = None, md5: Mapping[str, str] = MD5, addresses: tuple[str, ...] = ADDRESSES) -> Source:
-    """Find the four files, or download them, and read them."""
+    """Find or download the four files and read them."""
     files = {name: _content(name, data, md5, addresses) for name in md5}
     parts = []
     for kind in ("train", "t10k"):
@@ -41,14 +41,14 @@ def load_mnist(data: Data = None, md5: Mapping[str, str] = MD5, addresses: tuple
 
 
 def _content(name: str, data: Data, md5: Mapping[str, str], addresses: tuple[str, ...]) -> bytes:
-    """A file's content, verified."""
+    """The verified content of a file."""
     path = find((f"{folder}/{name}{suffix}" for folder in FOLDERS for suffix in ("", ".gz")), data)
     if path is not None:
         try:
             return _read(path, md5[name])
         except FileError:
             if not is_cached(path):
-                raise  # the user's own file: not ours to replace
+                raise  # the user's file, which must not be replaced
     target = place(data) / "mnist" / f"{name}.gz"
     read: list[bytes] = []
     urls = [f"{address}{name}.gz" for address in addresses]
@@ -63,12 +63,12 @@ def _read(path: Path, md5: str) -> bytes:
         with gzip.open(path) if packed else open(path, "rb") as file:
             content = file.read(LIMIT)
     except (OSError, EOFError, zlib.error) as error:
-        raise FileError(f"{path}: cannot be read: cut short or damaged ({error})") from error
+        raise FileError(f"{path}: cannot be read: truncated or damaged ({error})") from error
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if found != md5:
         raise FileError(
             f"{path}: damaged or not the official file (md5 of its content {found}, not {md5}): "
-            "remove it to have it downloaded again"
+            "remove it to download it again"
         )
     return content
 

@@ -1,7 +1,7 @@
-"""Streams: how the classes of a source become a sequence of tasks.
+"""Splits the classes of a source into a sequence of tasks.
 
-Which images are kept for training, validation and test depends on the class and a seed only, not on the order of tasks,
-so that runs with different orders see the same images.
+The images for training, validation and test depend only on the class and a seed, not on the order of tasks, so that
+runs with different orders use the same images.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rkr.errors import UsageError
 
 Order = int | str | Sequence[int | str]
 
-# APD (Yoon et al., ICLR 2020): CIFAR-100 in blocks of 10 classes, 0-9, 10-19, ..., learned in these orders of blocks.
+# APD (Yoon et al., ICLR 2020): CIFAR-100 in blocks of 10 classes, 0-9, 10-19, ..., in these orders of blocks.
 APD_ORDERS = {
     "A": (0, 1, 2, 3, 4, 5, 6, 7, 8, 9),
     "B": (1, 7, 4, 5, 2, 0, 8, 6, 9, 3),
@@ -32,11 +32,11 @@ APD_ORDERS = {
 def split(
     source: Source, tasks: int = 10, order: Order = 0, validation: float = 0.0, limit: int | None = None, seed: int = 0
 ) -> Stream:
-    """Divide the classes of a source into tasks of equal size.
+    """Split the classes of a source into tasks of equal size.
 
     `order` is a seed for a random order of classes, a list of all classes (numbers or names), or "A" to "E" for the
-    published orders of CIFAR-100. `validation` is the share of every class that is cut from train; `limit` keeps at
-    most so many training images of a class, before that cut. `seed` decides which images these are.
+    published orders of CIFAR-100. `validation` is the fraction of every class that is held out of training. `limit`
+    is the maximum number of training images per class before that. `seed` selects the images.
     """
     groups = class_groups(source, tasks, order)
     made = [
@@ -58,7 +58,7 @@ def split_cifar(
     """CIFAR-10 as the first task, then 5 groups of 10 CIFAR-100 classes.
 
     `order` is a seed for random groups, or "fixed" for classes 0-9, ..., 40-49 (SI and HNET). All tasks are normalised
-    with CIFAR-100's mean and std: a network has one kind of input.
+    with CIFAR-100's mean and std, because a network has one input normalisation.
     """
     if order == "fixed":
         numbers = list(range(len(cifar100.class_names)))
@@ -67,7 +67,7 @@ def split_cifar(
     else:
         raise UsageError(f"order must be a seed or 'fixed', not {order!r}")
     if not 0 <= groups * 10 <= len(numbers):
-        raise UsageError(f"{groups} groups of 10 classes cannot be had from {len(numbers)} classes of {cifar100.name}")
+        raise UsageError(f"{groups} groups of 10 classes need more than the {len(numbers)} classes of {cifar100.name}")
     later = tuple(tuple(numbers[10 * g : 10 * g + 10]) for g in range(groups))
     return _joined("split-cifar", cifar10, cifar100, later, validation, limit, seed)
 
@@ -83,25 +83,25 @@ def mnist_then(
 ) -> Stream:
     """MNIST as the first task, padded to 32x32 and repeated to 3 channels, then CIFAR-100 split as by `split`.
 
-    All tasks are normalised with CIFAR-100's mean and std: a network has one kind of input.
+    All tasks are normalised with CIFAR-100's mean and std, because a network has one input normalisation.
     """
     later = class_groups(cifar100, tasks, order)
     return _joined(f"mnist-{cifar100.name}", like(mnist, cifar100), cifar100, later, validation, limit, seed)
 
 
 def narrowed(stream: Stream, first: int | None = None, on_validation: bool = False) -> Stream:
-    """A stream for choices: of its first tasks only, and tested on validation images, which are no test images."""
+    """A stream for tuning: only the first tasks, or tested on validation images instead of test images."""
     tasks = list(stream.tasks[:first])
     if on_validation:
         for i, task in enumerate(tasks):
             if task.training.validation is None:
-                raise UsageError(f"task {task.name!r} has no validation part to test on")
+                raise UsageError(f"task {task.name!r} has no validation split to test on")
             tasks[i] = Task(replace(task.training, validation=None), task.training.validation)
     return replace(stream, tasks=tuple(tasks), order=stream.order[:first])
 
 
 def like(source: Source, other: Source) -> Source:
-    """A source with images in the shape of another's: black padding around them, one channel repeated to several."""
+    """Pad the images of a source with black, and repeat a single channel, to match the shape of another source."""
     if len(source.train.shape) != 3 or len(other.train.shape) != 3:
         raise UsageError(f"{source.name} and {other.name} must be images to be padded")
     channels, height, width = other.train.shape
@@ -120,11 +120,13 @@ def like(source: Source, other: Source) -> Source:
 
 
 def class_groups(source: Source, tasks: int, order: Order) -> tuple[tuple[int, ...], ...]:
-    """The class numbers of each task, checked."""
+    """The class numbers of each task."""
     classes = len(source.class_names)
     if tasks < 1 or classes % tasks:
         fitting = ", ".join(str(n) for n in range(1, classes + 1) if classes % n == 0)
-        raise UsageError(f"{classes} classes of {source.name} cannot be divided into {tasks} tasks: choose {fitting}")
+        raise UsageError(
+            f"{classes} classes of {source.name} cannot be split into {tasks} tasks of equal size; choose {fitting}"
+        )
     if isinstance(order, int):
         numbers = _random_order(source, order)
     elif isinstance(order, str):
@@ -161,7 +163,7 @@ def _given_order(source: Source, order: Iterable[int | str]) -> list[int]:
         numbers.append(number)
     repeated = sorted({number for number in numbers if numbers.count(number) > 1})
     if repeated:
-        raise UsageError(f"order: these classes of {source.name} come more than once: {_listed(repeated)}")
+        raise UsageError(f"order: these classes of {source.name} occur more than once: {_listed(repeated)}")
     missing = sorted(set(range(len(names))) - set(numbers))
     if missing:
         raise UsageError(f"order: these classes of {source.name} are missing: {_listed(missing)}")
@@ -181,7 +183,7 @@ def _joined(
     limit: int | None,
     seed: int,
 ) -> Stream:
-    """All of one source as the first task, then tasks of another."""
+    """All classes of one source as the first task, then tasks from another source."""
     all_of_first = tuple(range(len(first.class_names)))
     tasks = [_task(first, first.name, all_of_first, validation, limit, seed)]
     for number, group in enumerate(groups, 1):
@@ -190,9 +192,9 @@ def _joined(
 
 
 def _task(source: Source, name: str, group: tuple[int, ...], validation: float, limit: int | None, seed: int) -> Task:
-    """A task of some classes, which become 0, 1, ... in the order of the group."""
+    """A task with some classes, which are renumbered 0, 1, ... in the order of the group."""
     if limit is not None and limit < 1:
-        raise UsageError(f"limit must be 1 or more images of a class, or None, not {limit}")
+        raise UsageError(f"limit must be None or at least 1 image per class, not {limit}")
     y = source.train.y
     chosen = torch.cat([shuffled_class(y, label, "rkr limit", seed)[:limit] for label in group]).sort().values
     kept, off = balanced_cut(y[chosen], validation, seed, "validation")
@@ -209,12 +211,12 @@ def _task(source: Source, name: str, group: tuple[int, ...], validation: float, 
     of_group = torch.isin(source.test.y, torch.tensor(group)).nonzero().squeeze(1)
     untested = sorted(set(group) - set(source.test.y[of_group].tolist()))
     if untested:
-        raise UsageError(f"{source.name}: class {source.class_names[untested[0]]!r} has no test images: add some to it")
+        raise UsageError(f"{source.name}: class {source.class_names[untested[0]]!r} has no test images")
     return Task(training, _relabelled(source.test, of_group, group))
 
 
 def _relabelled(images: Samples, where: torch.Tensor, group: tuple[int, ...]) -> Samples:
-    """Copies of some images with labels within the task."""
+    """Select some images and renumber their labels within the task."""
     table = torch.full((int(images.y.max()) + 1,), -1)
     table[torch.tensor(group)] = torch.arange(len(group))
     return images.take(where, table[images.y[where]])

@@ -1,7 +1,7 @@
-"""What is learned: images or features with labels, tasks, and streams of tasks.
+"""Samples (images or features with labels), tasks, and streams of tasks.
 
-The learner of a task receives its `Training` part and nothing else; the test samples hang on the `Task`, which only the
-evaluator holds. A part of a task never shares memory with another part.
+A learner only receives the `Training` part of a task. The test samples belong to the `Task`, which only the evaluator
+holds. The parts of a task never share memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rkr.measures import harmonic_mean, unseen_and_seen
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Images that live in memory, all of one shape: one uint8 tensor, read in batches by `Batches`."""
+    """Images of one shape in memory, as one uint8 tensor."""
 
     x: Tensor  # uint8 (N, C, H, W)
     y: Tensor  # int64 (N,), the class within the task or source: 0, 1, ...
@@ -44,7 +44,7 @@ class Images:
         return (self.x.shape[1], self.x.shape[2], self.x.shape[3])
 
     def take(self, index: Tensor, labels: Tensor | None = None) -> Images:
-        """A copy of some images, with labels of their own if given."""
+        """Copy some images, with new labels if given."""
         return Images(self.x[index], self.y[index] if labels is None else labels)
 
     def digest(self) -> str:
@@ -57,12 +57,12 @@ class Images:
 
 @dataclass(frozen=True, eq=False)
 class ImageFiles:
-    """Images too many for memory: paths and labels; `Batches` has them decoded by worker processes."""
+    """Images on disk: paths and labels. `Batches` decodes them in worker processes."""
 
     root: str
-    paths: NDArray[np.bytes_]  # (N,) relative to root; one array, as a million str would be copied to every worker
+    paths: NDArray[np.bytes_]  # (N,) relative to root; one array, because a list of str would be copied to every worker
     y: Tensor  # int64 (N,)
-    size: int = 224  # what every image is cropped to
+    size: int = 224  # height and width of the crops
 
     def __post_init__(self) -> None:
         if self.paths.dtype.kind != "S" or self.paths.ndim != 1:
@@ -76,20 +76,20 @@ class ImageFiles:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Channels, height, width of the images as they leave the decoder."""
+        """Channels, height, width of decoded images."""
         return (3, self.size, self.size)
 
     def path(self, i: int) -> str:
-        """Where an image lies."""
+        """The path of image i."""
         return os.path.join(self.root, os.fsdecode(bytes(self.paths[i])))
 
     def take(self, index: Tensor, labels: Tensor | None = None) -> ImageFiles:
-        """Some of the images, with labels of their own if given."""
+        """Select some images, with new labels if given."""
         y = self.y[index] if labels is None else labels
         return ImageFiles(self.root, self.paths[index.numpy()], y, self.size)
 
     def digest(self) -> str:
-        """SHA-256 of paths and labels. The files themselves are not read: that would take hours for ImageNet."""
+        """SHA-256 of paths and labels. Files are not read, because that would take hours for ImageNet."""
         h = hashlib.sha256(f"files {self.size} {len(self)}".encode())
         h.update(b"\0".join(self.paths.tolist()))
         h.update(_raw(self.y))
@@ -98,7 +98,7 @@ class ImageFiles:
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Vectors that another network made of images, as zero-shot learning starts from; used as they are."""
+    """Feature vectors that a pretrained network computed from images, for zero-shot learning."""
 
     x: Tensor  # float32 (N, D)
     y: Tensor  # int64 (N,)
@@ -113,11 +113,11 @@ class Features:
 
     @property
     def shape(self) -> tuple[int]:
-        """How many numbers a vector has."""
+        """(D,), the number of features."""
         return (self.x.shape[1],)
 
     def take(self, index: Tensor, labels: Tensor | None = None) -> Features:
-        """A copy of some vectors, with labels of their own if given."""
+        """Copy some vectors, with new labels if given."""
         return Features(self.x[index], self.y[index] if labels is None else labels)
 
     def digest(self) -> str:
@@ -132,7 +132,7 @@ Samples = Images | ImageFiles | Features
 
 
 def joined(parts: Sequence[Samples]) -> Samples:
-    """Several parts as one, in order."""
+    """Concatenate several parts."""
     if len(parts) == 1:
         return parts[0]
     y = torch.cat([part.y for part in parts])
@@ -164,7 +164,7 @@ def _check_classes(what: str, samples: Samples, classes: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A data set as it was published."""
+    """A dataset with its published train and test split."""
 
     name: str
     class_names: tuple[str, ...]
@@ -183,21 +183,19 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """All of a task that its learner ever sees.
+    """The part of a task that its learner sees.
 
-    In zero-shot learning some classes are `unseen`: they come in tests, but there is no training sample of them. What
-    is known of them are `attributes`, which all classes have.
+    In zero-shot learning some classes are `unseen`: they have test samples but no training samples. All classes are
+    described by `attributes`.
     """
 
     name: str
     class_names: tuple[str, ...]
     train: Samples
     validation: Samples | None = None
-    attributes: Tensor | None = None  # float32 (C, A), a row for each class
+    attributes: Tensor | None = None  # float32 (C, A), one row per class
     unseen: tuple[int, ...] = ()
-    scaling: tuple[Tensor, Tensor] | None = (
-        None  # (D,) each: what was taken from the features, and by what they were divided
-    )
+    scaling: tuple[Tensor, Tensor] | None = None  # (D,) each: offset and divisor of the features
 
     def __post_init__(self) -> None:
         for what, part in (("train", self.train), ("validation", self.validation)):
@@ -206,17 +204,19 @@ class Training:
         if not len(self.train):
             raise UsageError(f"task {self.name!r} has no training samples")
         if self.unseen and self.attributes is None:
-            raise UsageError(f"task {self.name!r} has unseen classes, but no attributes to know them by")
+            raise UsageError(f"task {self.name!r} has unseen classes but no attributes")
         shape = None if self.attributes is None else tuple(self.attributes.shape)
         if shape is not None and (len(shape) != 2 or shape[0] != len(self.class_names)):
-            raise UsageError(f"task {self.name!r}: attributes of {len(self.class_names)} classes cannot be {shape}")
+            raise UsageError(
+                f"task {self.name!r}: attributes must have {len(self.class_names)} rows, one per class, not {shape}"
+            )
         if set(self.unseen) & set(self.train.y.tolist()):
-            raise UsageError(f"task {self.name!r} has training samples of classes that are unseen")
+            raise UsageError(f"task {self.name!r} has training samples of unseen classes")
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """One task: what its learner sees, and the test samples, which only the evaluator sees."""
+    """A task: the training part for the learner, and the test samples for the evaluator."""
 
     training: Training
     test: Samples
@@ -230,13 +230,13 @@ class Task:
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """What a test of this task yields, the figure that counts first."""
+        """Names of the test metrics, the main one first."""
         return ZERO_SHOT if self.training.unseen else CLASSIFICATION
 
     def measure(self, ranked: Tensor) -> tuple[float, ...]:
-        """The figures of a test, in the order of `measures`, from the 5 most likely classes (N, 5) of every sample.
+        """Compute the test metrics, in the order of `measures`, from the top-5 classes (N, 5) of each sample.
 
-        For zero-shot tasks these are H, U and S: see `rkr.measures`.
+        Zero-shot tasks have H, U and S (see `rkr.measures`).
         """
         if not self.training.unseen:
             right = ranked == self.test.y[:, None]
@@ -257,25 +257,25 @@ def _share(right: Tensor) -> float:
 class Stream:
     """Tasks in the order in which they are learned.
 
-    Samples of all tasks have one shape, and images are normalised alike, so that one can be handed to any task when the
-    task must be inferred.
+    All samples have the same shape, and all images the same normalisation, so that any task can classify any sample
+    when the task is inferred.
     """
 
     name: str
     tasks: tuple[Task, ...]
     mean: tuple[float, ...]  # of each channel; () for features
     std: tuple[float, ...]
-    order: tuple[tuple[int, ...], ...]  # for each task, the numbers that its classes have in their source
+    order: tuple[tuple[int, ...], ...]  # for each task, the class numbers in the source
 
     def __post_init__(self) -> None:
         if not self.tasks:
             raise UsageError(f"stream {self.name!r} has no tasks")
         names = [task.name for task in self.tasks]
         if len(set(names)) < len(names):
-            raise UsageError(f"stream {self.name!r} has two tasks of one name: {', '.join(names)}")
+            raise UsageError(f"stream {self.name!r} has two tasks with the same name: {', '.join(names)}")
         sizes = [len(task.training.class_names) for task in self.tasks]
         if [len(group) for group in self.order] != sizes:
-            raise UsageError(f"stream {self.name!r}: its order does not fit tasks of {sizes} classes")
+            raise UsageError(f"stream {self.name!r}: its order does not match tasks with {sizes} classes")
         for task in self.tasks:
             for part in (task.training.train, task.training.validation, task.test):
                 if part is not None and part.shape != self.input_shape:
@@ -294,11 +294,11 @@ class Stream:
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """What a test of a task yields, the figure that counts first."""
+        """Names of the test metrics, the main one first."""
         return self.tasks[0].measures
 
     def describe(self) -> dict[str, Any]:
-        """The stream as JSON; `sha256` changes with any sample, label, class, attribute or order."""
+        """Describe the stream as JSON. `sha256` depends on every sample, label, class, attribute and the order."""
         return json.loads(self._description)
 
     @cached_property
@@ -331,7 +331,7 @@ class Stream:
 
 
 def _check_normalisation(shape: tuple[int, ...], mean: Sequence[float], std: Sequence[float]) -> None:
-    if len(shape) == 1:  # features, which are used as they are
+    if len(shape) == 1:  # features are not normalised
         if mean or std:
             raise UsageError(f"features are not normalised: mean and std must be (), not {mean} and {std}")
     elif len(mean) != shape[0] or len(std) != shape[0] or not all(value > 0 for value in std):

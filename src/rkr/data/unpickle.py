@@ -1,8 +1,8 @@
-"""Reading archives that nobody vouches for: pickles that can build only plain data, tar files that can write nowhere.
+"""Safe reading of untrusted archives: pickles that can only build plain data, and tar files that write nothing.
 
-The CIFAR archives are tar files of pickles, and loading a pickle the usual way runs whatever program it holds. Here a
-pickle can make dicts, lists, tuples, strings, numbers and uint8 arrays. Even for arrays no function of numpy is handed
-to it: stand-ins note what it asks for and check it.
+The CIFAR archives are tar files of pickles, and `pickle.load` runs any code that a pickle contains. Here a pickle can
+only build dicts, lists, tuples, strings, numbers and uint8 arrays. Even for arrays no numpy function is called:
+stand-ins record and check the arguments.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ MEMBER_LIMIT = 1 << 28  # bytes; the largest member of either archive, CIFAR-100
 
 
 class _Refused(Exception):
-    """The pickle asks for something that its format does not need."""
+    """The pickle contains something that the format does not need."""
 
 
 class _StandIn:
-    """What a pickle gets in the place of a numpy name; it cannot be changed by the pickle."""
+    """Stands in for a numpy name. The pickle cannot modify it."""
 
     __slots__ = ()
 
@@ -37,13 +37,13 @@ class _StandIn:
 
 
 class _NdarrayName(_StandIn):
-    """numpy.ndarray, as the first argument of _reconstruct only."""
+    """numpy.ndarray, only as the first argument of _reconstruct."""
 
     __slots__ = ()
 
 
 class _Dtype:
-    """numpy.dtype("u1") while its state is being read."""
+    """numpy.dtype("u1") before its state is set."""
 
     __slots__ = ()
 
@@ -65,7 +65,7 @@ class _DtypeName(_StandIn):
 
 
 class _Array:
-    """An ndarray while its state is being read."""
+    """An ndarray before its state is set."""
 
     __slots__ = ("value",)
 
@@ -80,7 +80,7 @@ class _Array:
         if not isinstance(dtype, _Dtype) or not isinstance(data, bytes) or not isinstance(shape, tuple):
             raise _Refused("has an array that is not plain uint8")
         if not all(type(n) is int and n >= 0 for n in shape) or math.prod(shape) != len(data):
-            raise _Refused("has an array whose shape does not fit its data")
+            raise _Refused("has an array whose shape does not match its data")
         self.value = np.frombuffer(data, np.uint8).reshape(shape, order="F" if fortran else "C")
 
 
@@ -95,7 +95,7 @@ class _Reconstruct(_StandIn):
         return _Array()
 
 
-# The opcodes that such pickles are written with, of Python 2 (protocol 2) and of today (protocols 3 and 4).
+# The opcodes of such pickles, written by Python 2 (protocol 2) or Python 3 (protocols 3 and 4).
 _OPCODES = frozenset(
     pickle.PROTO + pickle.FRAME + pickle.STOP + pickle.MARK + pickle.NONE + pickle.NEWTRUE + pickle.NEWFALSE
     + pickle.BININT + pickle.BININT1 + pickle.BININT2 + pickle.LONG1 + pickle.BINFLOAT
@@ -116,10 +116,10 @@ def _refuse(opcode: int) -> Callable[[Any], NoReturn]:
 
 
 class _Unpickler(pickle._Unpickler):
-    """Knows three names; all others are refused before anything is imported.
+    """Resolves three names. All others are refused before anything is imported.
 
-    The one written in Python: opcodes can be taken from it, and it never makes room for more than the pickle really
-    holds. (The one in C lets 5 bytes ask for 16 GB.) For CIFAR it takes a fraction of a second longer.
+    Based on the unpickler written in Python, because its opcodes can be replaced and it never allocates more than the
+    pickle contains (in the one written in C, 5 bytes can request 16 GB). It is a fraction of a second slower for CIFAR.
     """
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
@@ -140,7 +140,7 @@ class _Unpickler(pickle._Unpickler):
 
 
 def unpickle(data: bytes, what: str) -> dict[str, Any]:
-    """The dict in a pickle; `what` names it in errors. Strings of Python 2 become bytes, keys always str."""
+    """Read the dict in a pickle; `what` names it in errors. Strings of Python 2 become bytes, and keys become str."""
     try:
         found = _Unpickler(io.BytesIO(data), encoding="bytes").load()
         return {_text(key): _plain(value) for key, value in _dict(found).items()}
@@ -148,8 +148,8 @@ def unpickle(data: bytes, what: str) -> dict[str, Any]:
         raise FileError(f"{what}: refused, because its pickle {error}") from error
     except RecursionError as error:
         raise FileError(f"{what}: refused, because its pickle is nested too deeply") from error
-    except Exception as error:  # a damaged pickle can fail in any way
-        raise FileError(f"{what}: not a whole pickle, cut short or damaged ({error})") from error
+    except Exception as error:  # damaged pickles raise many kinds of errors
+        raise FileError(f"{what}: incomplete or damaged pickle ({error})") from error
 
 
 def _dict(value: object) -> dict[object, object]:
@@ -167,7 +167,7 @@ def _text(key: object) -> str:
 
 
 def _plain(value: object) -> Any:
-    """A value of the dict: an array, or strings and numbers in lists, arrays nowhere deeper."""
+    """A value of the dict: an array, a string or number, or a list of strings and numbers."""
     if isinstance(value, _Array):
         if value.value is None:
             raise _Refused("has an array without data")
@@ -176,15 +176,15 @@ def _plain(value: object) -> Any:
         return value
     if type(value) in (list, tuple):
         if not all(type(item) in (str, bytes, int) for item in value):  # type: ignore[attr-defined]
-            raise _Refused("has a list of other things than strings and numbers")
+            raise _Refused("has a list with items other than strings and numbers")
         return value
     raise _Refused(f"holds a {type(value).__name__}")
 
 
 def read_tar(path: Path, folder: str, names: Collection[str]) -> dict[str, bytes]:
-    """The files `folder/name` of a tar archive, read in one pass without writing anything to disk.
+    """Read the files `folder/name` of a tar archive in one pass, without writing to disk.
 
-    Every member is looked at: an archive with a path outside `folder`, a link, a device or a name twice is refused.
+    An archive is refused if a member is outside `folder`, a link, a device or a duplicate.
     """
     found: dict[str, bytes] = {}
     try:
@@ -192,7 +192,7 @@ def read_tar(path: Path, folder: str, names: Collection[str]) -> dict[str, bytes
             for member in archive:
                 parts = PurePosixPath(member.name).parts
                 if not parts or parts[0] != folder or ".." in parts or "\\" in member.name or "\0" in member.name:
-                    raise FileError(f"{path}: refused, because its member {member.name!r} lies outside {folder}/")
+                    raise FileError(f"{path}: refused, because its member {member.name!r} is outside {folder}/")
                 if not (member.isreg() or member.isdir()):
                     raise FileError(f"{path}: refused, because its member {member.name!r} is a link or a device")
                 name = "/".join(parts[1:])
@@ -205,10 +205,10 @@ def read_tar(path: Path, folder: str, names: Collection[str]) -> dict[str, bytes
                 file = archive.extractfile(member)
                 found[name] = file.read() if file is not None else b""
                 if len(found[name]) != member.size:
-                    raise FileError(f"{path}: cut short or damaged ({member.name!r} is not whole)")
+                    raise FileError(f"{path}: truncated or damaged ({member.name!r} is incomplete)")
     except (OSError, EOFError, tarfile.TarError, zlib.error, ValueError, MemoryError, ArithmeticError) as error:
-        raise FileError(f"{path}: cannot be read: missing, cut short or damaged ({error})") from error
+        raise FileError(f"{path}: cannot be read: missing, truncated or damaged ({error})") from error
     missing = sorted(set(names) - set(found))
     if missing:
-        raise FileError(f"{path}: {folder}/{missing[0]} is missing: damaged, cut short, or another archive")
+        raise FileError(f"{path}: {folder}/{missing[0]} is missing: the archive is truncated, damaged or another one")
     return found

@@ -1,13 +1,12 @@
-"""Zero-shot data sets in the layout of "xlsa17" (Xian et al., Zero-Shot Learning - A Comprehensive Evaluation of the
-Good, the Bad and the Ugly, TPAMI 2018): a file of features, and one of attributes and splits.
+"""Zero-shot datasets in the format of "xlsa17" (Xian et al., Zero-Shot Learning - A Comprehensive Evaluation of the
+Good, the Bad and the Ugly, TPAMI 2018): one file with features, one with attributes and splits.
 
-`att_splits.mat` names rows of the features for training (`trainval_loc`) and for testing on seen and unseen classes
-(`test_seen_loc`, `test_unseen_loc`). Every fault of the files is named with its file and variable.
+`att_splits.mat` lists the rows of the features for training (`trainval_loc`) and for testing on seen and unseen classes
+(`test_seen_loc`, `test_unseen_loc`). Errors name the file and the variable.
 
-There is a trap in the rows that it names for choosing hyper-parameters. `train_loc` and `val_loc` divide the seen
-classes in two, but may list *all* rows of these classes, those of `test_seen_loc` too (on CUB, 1173 of the 5875 rows
-of `train_loc`; not on AWA1). Whoever trains on them chooses hyper-parameters with test samples. So only the classes of
-the two are used here; their rows come from `trainval_loc` alone (`validation_source`).
+The rows for tuning hyper-parameters leak test samples: `train_loc` and `val_loc` split the seen classes, but may list
+*all* rows of these classes, including those of `test_seen_loc` (on CUB, 1173 of the 5875 rows of `train_loc`; not on
+AWA1). So only their classes are used here, with rows from `trainval_loc` (see `validation_source`).
 """
 
 from __future__ import annotations
@@ -27,25 +26,25 @@ from rkr.data.mat import Variables, read_mat
 from rkr.data.zeroshot import ZeroShotSource
 from rkr.errors import DataWarning, FileError, UsageError
 
-FOLDERS = ("xlsa17/data", "data", ".")  # where a data set's folder may be
+FOLDERS = ("xlsa17/data", "data", ".")  # where a dataset's folder may be
 SPLITS = "att_splits.mat"
-PUBLISHED = "res101"  # features of ResNet-101, which come with the splits
+PUBLISHED = "res101"  # the published ResNet-101 features
 PARTS = {"trainval_loc": "training", "test_seen_loc": "seen", "test_unseen_loc": "unseen"}
 
-LARGEST_FEATURE = 1e18  # features are scaled to 0..1, by differences that must be finite
-LARGEST_ATTRIBUTE = 1e4  # attributes are not: published classes have a length of 1 or values up to 100
+LARGEST_FEATURE = 1e18  # features are scaled to 0..1 by their range, which must be finite
+LARGEST_ATTRIBUTE = 1e4  # attributes are not scaled; published ones have norm 1 or values up to 100
 
 Numbers = NDArray[np.int64]
 
 
 def load_xlsa17(name: str, data: Data = None, features: str = PUBLISHED, embedding: str = "att") -> ZeroShotSource:
-    """Find and read a data set such as "CUB".
+    """Find and read a dataset such as "CUB".
 
-    `features` is the file of features to take, without its ending, and `embedding` the variable of att_splits.mat that
-    describes the classes: "att", or for some data sets "sent", embeddings of sentences about them.
+    `features` is the name of the feature file without .mat. `embedding` is the variable of att_splits.mat that
+    describes the classes: "att", or for some datasets "sent" (sentence embeddings).
 
-    The splits' `train_loc` and `val_loc` serve only to say which classes validation holds out, because their rows are
-    partly test rows; see the module.
+    `train_loc` and `val_loc` only define the validation classes, because some of their rows are test rows (see the
+    module docstring).
     """
     path = _found(name, data, features)
     read = _read(path, path.with_name(SPLITS), embedding)
@@ -67,7 +66,7 @@ def load_xlsa17(name: str, data: Data = None, features: str = PUBLISHED, embeddi
 
 
 def require_files(names: Sequence[str], data: Data, features: str) -> None:
-    """Raise FileError, with what to do about it, unless the files of all data sets are there."""
+    """Raise FileError, with instructions, if files of a dataset are missing."""
     missing: list[FileError] = []
     for name in names:
         try:
@@ -76,43 +75,41 @@ def require_files(names: Sequence[str], data: Data, features: str) -> None:
             missing.append(error)
     if len(missing) > 1:
         others = ", ".join(str(error).partition(":")[0] for error in missing[1:])
-        raise FileError(f"{missing[0]}. The same is missing of others: {others}")
+        raise FileError(f"{missing[0]}. Also missing: {others}")
     if missing:
         raise missing[0]
 
 
 def _found(name: str, data: Data, features: str) -> Path:
-    """The file of features that has the splits next to it."""
+    """The path of the feature file, with the splits next to it."""
     if features.endswith(".mat"):
-        raise UsageError(f"a file of features is named without its ending: {features.removesuffix('.mat')!r}")
-    for what, value in (("data set", name), ("file of features", features)):
+        raise UsageError(f"name the feature file without .mat: {features.removesuffix('.mat')!r}")
+    for what, value in (("dataset", name), ("feature file", features)):
         if value in ("", "..") or Path(value).name != value:
-            raise UsageError(f"a {what} has a plain name, not {value!r}")
+            raise UsageError(f"the name of a {what} must not be a path: {value!r}")
     path = find((f"{folder}/{name}/{features}.mat" for folder in FOLDERS), data)
     if path is not None and path.with_name(SPLITS).exists():
         return path
     if path is not None:
         raise FileError(
-            f"{path.with_name(SPLITS)}: there is no such file beside {path.name}. It has attributes and splits: those "
-            'of published data sets come with "xlsa17" (Xian et al.), of your own you write it'
+            f"{path.with_name(SPLITS)}: not found next to {path.name}. It holds attributes and splits: those of "
+            'published datasets come with "xlsa17" (Xian et al.); for your own data, write it yourself'
         )
-    folder = f"xlsa17/data/{name}, data/{name} or {name} of the folder of data (--data or $RKR_DATA)"
+    folder = f"xlsa17/data/{name}, data/{name} or {name} in the dataset directory (--data or $RKR_DATA)"
     if features == PUBLISHED:
-        advice = f'It is published by Xian et al. with the splits, as "xlsa17", and belongs into {folder}'
+        advice = f'Xian et al. publish it with the splits as "xlsa17"; put it in {folder}'
     else:
-        advice = (
-            f"They are not published: compute features of the images with `rkr features`, and put them into {folder}"
-        )
+        advice = f"These features are not published: compute them with `rkr features` and put them in {folder}"
     places = ", ".join(map(str, folders(data)))
     there = find((f"{folder}/{name}" for folder in FOLDERS), data)
     others = sorted(file.stem for file in there.glob("*.mat") if file.name != SPLITS) if there is not None else []
     hint = f" {there} has other features: {', '.join(others)}." if others else ""
-    raise FileError(f"{name}: there is no {name}/{features}.mat in {places}.{hint} {advice}")
+    raise FileError(f"{name}: {name}/{features}.mat not found in {places}.{hint} {advice}")
 
 
 @dataclass(frozen=True, eq=False)
 class _Published:
-    """What the files say; classes are numbered from 1, as there, and rows from 0."""
+    """The content of the files. Classes are numbered from 1, as in the files, and rows from 0."""
 
     features: NDArray[np.float32]  # (N, D)
     labels: Numbers  # (N,)
@@ -136,7 +133,7 @@ def _read(features: Path, splits: Path, embedding: str) -> _Published:
     _check_names(content, split, names)
     trainval, test_seen, test_unseen = parts = [_rows(split, part, len(x)) for part in PARTS]
     _check_parts(splits, parts, labels)
-    if not names:  # then those that `rkr features` wrote
+    if not names:  # use the names that `rkr features` writes
         known = content.texts.get("allclasses_names", ())[: len(attributes)]
         names = (*known, *(f"class {number}" for number in range(len(known) + 1, len(attributes) + 1)))
     classes = np.unique(labels[np.concatenate((trainval, test_unseen))])
@@ -144,13 +141,13 @@ def _read(features: Path, splits: Path, embedding: str) -> _Published:
     left_out = [f"{number} ({names[number - 1]})" for number in np.setdiff1d(labels, classes).tolist()]
     if left_out:
         said = ", ".join(left_out[:3]) + (f" and {len(left_out) - 3} more" if len(left_out) > 3 else "")
-        warnings.warn(f"{splits}: no split has rows of class {said}, so it is left out", DataWarning, stacklevel=3)
+        warnings.warn(f"{splits}: no split has rows of class {said}; skipped", DataWarning, stacklevel=3)
     held_out = _validation_classes(split, labels, trainval)
     return _Published(x, labels, attributes, names, trainval, test_seen, test_unseen, held_out)
 
 
 def _attributes(splits: Variables, embedding: str, names: tuple[str, ...]) -> NDArray[np.float32]:
-    """(C, A), a row for each published class."""
+    """(C, A), one row per published class."""
     att = splits.matrix(embedding)
     if len(names) == att.shape[0] != att.shape[1]:
         raise FileError(
@@ -191,7 +188,7 @@ def _check_labels(path: Path, labels: Numbers, splits: Variables, embedding: str
 
 
 def _check_names(content: Variables, splits: Variables, names: tuple[str, ...]) -> None:
-    """Features that name their classes, as `rkr features` writes them, mean the same classes by the same numbers."""
+    """Check that feature files with class names, as written by `rkr features`, number the classes like the splits."""
     there = content.texts.get("allclasses_names", ())
     if not there or not names:
         return
@@ -218,7 +215,7 @@ def _check_parts(path: Path, parts: list[Numbers], labels: Numbers) -> None:
     taken: dict[str, Numbers] = {}
     for name, rows in zip(PARTS, parts, strict=True):
         if not len(rows):
-            raise FileError(f"{path}: {name!r} has no rows: an empty {PARTS[name]} set")
+            raise FileError(f"{path}: {name!r} has no rows, so the {PARTS[name]} set is empty")
         unique, counts = np.unique(rows, return_counts=True)
         if len(unique) < len(rows):
             raise FileError(f"{path}: {name!r} has row {unique[counts > 1][0] + 1} more than once")
@@ -239,20 +236,20 @@ def _check_parts(path: Path, parts: list[Numbers], labels: Numbers) -> None:
 def _check_alike(
     path: Path, embedding: str, attributes: NDArray[np.float32], names: tuple[str, ...], classes: Numbers
 ) -> None:
-    """Classes that are described alike cannot be told apart, and figures of both would mean nothing."""
+    """Refuse classes with identical attributes: they cannot be told apart."""
     known: dict[bytes, int] = {}
     for number in classes.tolist():
         other = known.setdefault((attributes[number - 1] + 0).tobytes(), number)  # -0 + 0 is 0
         if other != number:
             raise FileError(
                 f"{path}: {embedding!r} describes class {other} ({names[other - 1]}) and class {number} "
-                f"({names[number - 1]}) by the very same numbers, so that no method can tell them apart: mend it, or "
-                "leave one of them out of the splits"
+                f"({names[number - 1]}) by the same values, so no method can tell them apart: fix the attributes, or "
+                "leave one class out of the splits"
             )
 
 
 def _validation_classes(splits: Variables, labels: Numbers, trainval: Numbers) -> Numbers | None:
-    """The classes of val_loc. Its rows, and those of train_loc, are partly test rows: they are not used."""
+    """The classes of val_loc. Rows of val_loc and train_loc are not used, because some are test rows."""
     if not {"train_loc", "val_loc"} <= set(splits.names):
         return None
     train, held_out = (np.unique(labels[_rows(splits, name, len(labels))]) for name in ("train_loc", "val_loc"))
@@ -264,7 +261,9 @@ def _validation_classes(splits: Variables, labels: Numbers, trainval: Numbers) -
     if len(untrained):
         raise FileError(f"{splits.path}: class {untrained[0]} of 'val_loc' has no training rows in 'trainval_loc'")
     if not 0 < len(held_out) < len(seen):
-        raise FileError(f"{splits.path}: 'val_loc' has {len(held_out)} of {len(seen)} seen classes: some, but not all")
+        raise FileError(
+            f"{splits.path}: 'val_loc' has {len(held_out)} of {len(seen)} seen classes; it must have some, but not all"
+        )
     return held_out
 
 
@@ -280,7 +279,7 @@ def _whole(content: Variables, name: str) -> Numbers:
 
 
 def _finite(path: Path, name: str, array: NDArray[Any], largest: float) -> NDArray[np.float32]:
-    """A published matrix as float32, with a row for each of its columns; copied only if it must be."""
+    """The transpose of a published matrix as float32, copied only if necessary."""
     if not array.size:
         raise FileError(f"{path}: {name!r} is empty: {_size(array)}")
     with np.errstate(over="ignore"):
@@ -290,8 +289,8 @@ def _finite(path: Path, name: str, array: NDArray[Any], largest: float) -> NDArr
     top = max(float(made.max()), -float(made.min()))
     if top > largest:
         raise FileError(
-            f"{path}: {name!r} has values of up to {top:.3g} where {largest:g} is the most that can be trained on: "
-            "scale them, or mend the file"
+            f"{path}: {name!r} has values up to {top:.3g}, but at most {largest:g} is allowed: "
+            "scale them or fix the file"
         )
     return made
 

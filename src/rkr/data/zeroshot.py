@@ -1,6 +1,6 @@
-"""Zero-shot data sets, whatever files they come from: features of images, attributes of classes, and their parts.
+"""Zero-shot datasets: image features, class attributes, and the train and test rows.
 
-A class is seen, with images to train on, or unseen: then it comes only in the test.
+Seen classes have training images. Unseen classes only occur in the test.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rkr.data.task import Features, Stream, Task, Training
 from rkr.errors import UsageError
 
 SCALERS = ("train", "each", "none")
-HELD_OUT = 0.2  # of the rows of a class that validation sees
+HELD_OUT = 0.2  # fraction of a seen class's rows that validation tests on
 KINDS = (
     *(("features", torch.float32, 2), ("labels", torch.int64, 1), ("attributes", torch.float32, 2)),
     *((part, torch.int64, 1) for part in ("trainval", "test_seen", "test_unseen")),
@@ -25,21 +25,21 @@ KINDS = (
 
 @dataclass(frozen=True, eq=False)
 class ZeroShotSource:
-    """A zero-shot data set: the classes that occur in it, numbered 0, 1, ... in the published order."""
+    """A zero-shot dataset. Its classes are numbered 0, 1, ... in the published order."""
 
     name: str
     class_names: tuple[str, ...]
-    numbers: tuple[int, ...]  # of the classes as published, from 1; a file may have more classes than images
+    numbers: tuple[int, ...]  # published class numbers, from 1; classes without images are skipped
     features: Tensor  # float32 (N, D), as published
-    labels: Tensor  # int64 (N,); -1 for a row of another class, which is in no part
+    labels: Tensor  # int64 (N,); -1 for rows of skipped classes
     attributes: Tensor  # float32 (C, A)
     trainval: Tensor  # int64, rows of the features
     test_seen: Tensor
     test_unseen: Tensor
-    validation_classes: tuple[int, ...] | None = None  # seen classes to hold out when hyper-parameters are chosen
+    validation_classes: tuple[int, ...] | None = None  # seen classes to hold out for tuning
 
     def __post_init__(self) -> None:
-        """What every loader must see to; those of files say more exactly where the fault is."""
+        """Check what every loader must guarantee. Loaders of files give more precise errors."""
         for name, kind, dims in KINDS:
             value = getattr(self, name)
             if not isinstance(value, Tensor) or value.dtype != kind or value.dim() != dims or not value.numel():
@@ -51,7 +51,7 @@ class ZeroShotSource:
             raise self._wrong(f"there are {len(self.features)} features, but {len(self.labels)} labels")
         counts = len(self.class_names), len(self.numbers), len(self.attributes)
         if len(set(counts)) > 1:
-            raise self._wrong(f"class_names, numbers and attributes must be of the same classes, not of {counts}")
+            raise self._wrong(f"class_names, numbers and attributes must have the same length, not {counts}")
         rows = torch.cat((self.trainval, self.test_seen, self.test_unseen))
         if int(rows.min()) < 0 or int(rows.max()) >= len(self.features):
             raise self._wrong(f"rows must be 0 to {len(self.features) - 1}, not {int(rows.min())} to {int(rows.max())}")
@@ -72,30 +72,30 @@ class ZeroShotSource:
 
     @property
     def seen(self) -> tuple[int, ...]:
-        """The classes that are trained on."""
+        """The classes with training rows."""
         return tuple(self.labels[self.trainval].unique().tolist())
 
     @property
     def unseen(self) -> tuple[int, ...]:
-        """The classes that come only in the test."""
+        """The classes that only occur in the test."""
         return tuple(self.labels[self.test_unseen].unique().tolist())
 
 
 def validation_source(source: ZeroShotSource, seed: int = 0) -> ZeroShotSource:
-    """A smaller data set, made of the training rows of another alone, to choose hyper-parameters on.
+    """A smaller dataset for tuning, made only of the training rows of another.
 
-    The classes of `validation_classes` become the unseen ones; where these are not given, the seed chooses as large a
-    share of the seen classes as the source's unseen ones are of all. Of every other class a fifth of the rows, by the
-    seed, becomes the test of seen classes: at least one row, unless the class has no other to train on. The source's
-    test rows and unseen classes are not in the result, so nothing that is chosen with it can know them.
+    `validation_classes` become the unseen classes. If they are not given, the seed selects the same fraction of the
+    seen classes as the source has unseen classes. A fifth of the rows of every other class, selected by the seed,
+    becomes the test of seen classes: at least one row, unless the class has only one. The source's test rows and unseen
+    classes are not in the result, so tuning on it cannot leak them.
     """
     seen = source.seen
     held_out = source.validation_classes
     if held_out is None:
         if len(seen) < 3:
             raise UsageError(
-                f"{source.name}: validation needs 3 or more seen classes to hold some out, not {len(seen)}; "
-                "with a number for classifier.epochs no validation is needed"
+                f"{source.name}: validation needs at least 3 seen classes, not {len(seen)}; "
+                "set classifier.epochs to a number to run without validation"
             )
         count = round(len(seen) * len(source.unseen) / len(source.class_names))
         order = torch.randperm(len(seen), generator=generator("rkr zero-shot validation", seed)).tolist()
@@ -116,8 +116,8 @@ def validation_source(source: ZeroShotSource, seed: int = 0) -> ZeroShotSource:
             trainval.append(rows[tested:])
     if not sum(map(len, test_seen)):
         raise UsageError(
-            f"{source.name}: validation needs a seen class with 2 or more training rows; "
-            "with a number for classifier.epochs no validation is needed"
+            f"{source.name}: validation needs a seen class with at least 2 training rows; "
+            "set classifier.epochs to a number to run without validation"
         )
     return replace(
         source,
@@ -134,22 +134,20 @@ def validation_source(source: ZeroShotSource, seed: int = 0) -> ZeroShotSource:
 
 
 def limited(source: ZeroShotSource, limit: int, seed: int = 0) -> ZeroShotSource:
-    """The data set with at most so many training rows of a class; the seed decides which."""
+    """Keep at most `limit` training rows per class, selected by the seed."""
     labels = source.labels[source.trainval]
     kept = [shuffled_class(labels, label, "rkr zero-shot limit", seed)[:limit] for label in source.seen]
     return replace(source, trainval=source.trainval[torch.cat(kept).sort().values])
 
 
 def zero_shot_stream(sources: Sequence[ZeroShotSource], scaler: str = "train", validation: bool = False) -> Stream:
-    """Zero-shot data sets learned one after the other, each a task; tests have the seen classes' rows first.
+    """A stream with one task per dataset. Test parts have the rows of seen classes first.
 
-    `scaler` says how features come to 0..1, dimension by dimension: "train" by minimum and range of the training rows,
-    so that test rows may go beyond; "each" by those of the training rows, the seen test rows and the unseen test rows,
-    each for themselves, as CADA-VAE and LZSL did in their authors' code: this uses what only the whole test set tells;
-    "none" leaves the features as they are.
+    `scaler` scales each feature to 0..1: "train" uses the minimum and range of the training rows, so test values may be
+    outside 0..1; "each" scales the training, seen test and unseen test rows separately, as the authors' code of
+    CADA-VAE and LZSL does, which uses statistics of the whole test set; "none" does not scale.
 
-    With `validation` learners get a copy of each task's test part as its validation part: for sources from
-    `validation_source`, where nothing is meant to be hidden from them.
+    With `validation` the validation part of each task is a copy of its test part, for sources from `validation_source`.
     """
     if scaler not in SCALERS:
         raise UsageError(f"scaler must be one of {', '.join(SCALERS)}, not {scaler!r}")
@@ -158,10 +156,10 @@ def zero_shot_stream(sources: Sequence[ZeroShotSource], scaler: str = "train", v
         if source.features.shape[1] != first.features.shape[1]:
             raise UsageError(
                 f"features of {first.name} have {first.features.shape[1]} dimensions, those of {source.name} "
-                f"{source.features.shape[1]}: one stream takes features of one kind"
+                f"{source.features.shape[1]}: all datasets of a stream need the same features"
             )
         if any(source.name == other.name for other in sources[:i]):
-            raise UsageError(f"{source.name} comes twice: a stream learns a data set once")
+            raise UsageError(f"{source.name} occurs twice in the stream")
     tasks = [_task(source, scaler) for source in sources]
     if validation:
         copies = [task.test.take(torch.arange(len(task.test))) for task in tasks]
@@ -191,7 +189,7 @@ def _task(source: ZeroShotSource, scaler: str) -> Task:
 
 
 def _extent(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Minimum and range of every dimension; 1 instead of a range that is nothing but rounding, as scikit-learn does."""
+    """Minimum and range of every dimension. Ranges near 0 become 1, as in scikit-learn."""
     low, high = x.aminmax(dim=0)
     width = high - low
     width[width < 10 * torch.finfo(x.dtype).eps] = 1

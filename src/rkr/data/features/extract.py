@@ -1,7 +1,7 @@
-"""From a folder of class folders to one MATLAB file of features, in the layout of Xian et al.'s zero-shot data sets.
+"""Computes features of images in class folders and writes them to a MATLAB file in the format of xlsa17.
 
-Images are computed in batches whose boundaries never move, and every few batches are saved: wherever the work is
-interrupted, the same call goes on and ends with the same bytes.
+Batches have fixed boundaries, and every few batches are saved. After an interruption, the same call resumes and writes
+the same bytes.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from rkr.data.imagefolder import MEAN, STD, classes_in, list_images
 from rkr.data.task import ImageFiles
 from rkr.errors import FileError, UsageError
 
-CHUNK = 4  # batches in a file: with 64 images each, some seconds of work
+CHUNK = 4  # batches per saved file: some seconds of work with 64 images each
 
 
 @dataclass(frozen=True)
 class Options:
     """How features are computed."""
 
-    model: str | None = None  # package.module:function, or EfficientNet-Lite0
-    size: int = 224  # S: the shorter side becomes 256/224 of it, and the centre is cut out
-    mean: Three | None = None  # of pixels from 0 to 1; the default network's own, or ImageNet's for another
+    model: str | None = None  # package.module:function; None for EfficientNet-Lite0
+    size: int = 224  # S of the centre crop; the shorter side is resized to 256/224 of it
+    mean: Three | None = None  # of pixels in 0..1; None for the default network's, or ImageNet's with `model`
     std: Three | None = None
     batch: int = 64
-    threads: int | None = None  # that decode and compute; torch's own number by default
+    threads: int | None = None  # for decoding and computing; None for torch's default
     force: bool = False  # overwrite the file
 
     def __post_init__(self) -> None:
@@ -57,13 +57,13 @@ class Options:
 
     @property
     def normalisation(self) -> tuple[Three, Three]:
-        """Mean and standard deviation that are used."""
+        """Mean and standard deviation of the pixels."""
         mean, std = (LITE0_MEAN, LITE0_STD) if self.model is None else (MEAN, STD)
         return self.mean or mean, self.std or std
 
 
 def three_numbers(name: str, text: str) -> Three:
-    """The numbers of an option such as 0.485,0.456,0.406."""
+    """Parse an option such as 0.485,0.456,0.406."""
     try:
         red, green, blue = (float(part) for part in text.split(","))
     except ValueError:
@@ -73,7 +73,7 @@ def three_numbers(name: str, text: str) -> Three:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a file holds."""
+    """Size of a feature file."""
 
     images: int
     classes: int
@@ -83,10 +83,10 @@ class Summary:
 def extract(
     images: Path, out: Path, options: Options | None = None, watch: Watch = lambda done, total: None
 ) -> Summary:
-    """Write the features of all images to `out`; goes on where an earlier call was interrupted.
+    """Write the features of all images to `out`. Resumes an interrupted call.
 
-    `features` (D, N) float32, `labels` (N, 1) from 1, `image_files` (N, 1) and `allclasses_names` (C, 1): classes in
-    the order of their names, images in that of their classes and then of their names.
+    `features` (D, N) float32, `labels` (N, 1) from 1, `image_files` (N, 1) and `allclasses_names` (C, 1): sorted
+    by class name, then by file name.
     """
     options = options or Options()
     _check_out(images, out)
@@ -109,7 +109,7 @@ def extract(
             "std": std,
             "batch": options.batch,
             "chunk": CHUNK,
-            "threads": torch.get_num_threads(),  # sums may be rounded in another order with another number
+            "threads": torch.get_num_threads(),  # changes the rounding of sums
             "torch": str(torch.__version__),
             "network": network.fingerprint,
         }
@@ -126,24 +126,24 @@ def extract(
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Before
+# Checks
 
 
 def _check_out(images: Path, out: Path) -> None:
     if out.is_dir():
-        raise UsageError(f"--out: {out} is a folder; give the name of a file, such as {out / 'features.mat'}")
+        raise UsageError(f"--out: {out} is a directory; give a file name such as {out / 'features.mat'}")
     if not out.parent.is_dir():
-        raise FileError(f"{out.parent}: there is no such folder to write {out.name} to")
+        raise FileError(f"{out.parent}: directory not found; cannot write {out.name}")
     if out.resolve().is_relative_to(images.resolve()):
-        raise UsageError(f"--out: {out} would lie among the images; choose a place outside {images}")
+        raise UsageError(f"--out: {out} is inside the image directory; choose a path outside {images}")
 
 
 def _exists(out: Path) -> UsageError:
-    return UsageError(f"{out} is there already: give --force to overwrite it, or another --out")
+    return UsageError(f"{out} exists: use --force to overwrite it, or another --out")
 
 
 def _names(files: ImageFiles) -> list[str]:
-    """Paths below the folder, with forward slashes."""
+    """Paths relative to the image directory, with forward slashes."""
     return [os.fsdecode(path) for path in files.paths.tolist()]
 
 
@@ -152,7 +152,7 @@ def _check_names(files: ImageFiles) -> None:
         try:
             name.encode()
         except UnicodeEncodeError:
-            raise FileError(f"{name!r}: a file name that is not UTF-8 cannot be written: rename it") from None
+            raise FileError(f"{name!r}: file names must be UTF-8: rename the file") from None
 
 
 @contextlib.contextmanager
@@ -166,15 +166,15 @@ def _threads(number: int | None) -> Iterator[None]:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Chunk by chunk
+# Computing
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A few batches that are saved together."""
+    """Consecutive batches that are saved together."""
 
     images: range
-    name: str  # changes when one of its images is replaced by another
+    name: str  # contains a hash that changes when an image is replaced
 
 
 def _chunks(files: ImageFiles, batch: int) -> list[Chunk]:
@@ -184,7 +184,7 @@ def _chunks(files: ImageFiles, batch: int) -> list[Chunk]:
 
 
 def _digest(files: ImageFiles, images: range) -> str:
-    """A hash of the images' sizes and times of change."""
+    """A hash of the images' sizes and modification times."""
     h = hashlib.sha256()
     for path in map(files.path, images):
         try:
@@ -198,7 +198,7 @@ def _digest(files: ImageFiles, images: range) -> str:
 def _compute(
     files: ImageFiles, network: Extractor, chunks: list[Chunk], parts: Parts, batch: int, watch: Watch
 ) -> None:
-    """Compute and save the chunks that are not there yet."""
+    """Compute and save the missing chunks."""
     missing = [chunk for chunk in chunks if not parts.has(chunk.name)]
     done = len(files) - sum(len(chunk.images) for chunk in missing)
     watch(done, len(files))
@@ -218,14 +218,14 @@ def _check_finite(features: Tensor, images: range, files: ImageFiles, network: E
     bad = (~features.isfinite().all(1)).nonzero()
     if len(bad):
         path = files.path(images[int(bad[0])])
-        raise UsageError(f"{path}: {network.name} gives features that are not finite (NaN or infinity)")
+        raise UsageError(f"{path}: {network.name} returns features that are NaN or infinite")
 
 
 def _decoded(files: ImageFiles, batches: list[range]) -> Generator[Tensor, None, None]:
-    """Decode batch after batch, the next while one is in use: uint8 (B, 3, S, S).
+    """Decode batches, one ahead of the network: uint8 (B, 3, S, S).
 
-    In threads, as Pillow decodes and resizes without the interpreter's lock. Worker processes would keep the part
-    folder locked for seconds after a kill.
+    Uses threads, because Pillow releases the GIL, and because worker processes would keep the part folder locked for
+    seconds after a kill.
     """
     pool = ThreadPoolExecutor(torch.get_num_threads(), "decode")
     waiting: deque[list[Future[Tensor]]] = deque()
@@ -245,8 +245,8 @@ def _decode(path: str, size: int) -> Tensor:
         return decode_centre(path, size)
     except FileError:
         raise
-    except Exception as error:  # decoders of damaged files raise many kinds
-        raise FileError(f"{path}: not an image that can be read ({error})") from error
+    except Exception as error:  # damaged files raise many kinds of errors
+        raise FileError(f"{path}: cannot be read as an image ({error})") from error
 
 
 def _collected(chunks: list[Chunk], width: int, parts: Parts) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""The MATLAB 5 file, in the layout of Xian et al.'s zero-shot data sets (res101.mat), the same bytes every time."""
+"""Writes features as a reproducible MATLAB 5 file in the format of Xian et al. (res101.mat)."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from scipy.io import savemat  # type: ignore[import-untyped]
 
 from rkr.errors import UsageError
 
-LARGEST = 2**31  # bytes of a variable
-HEADER = b"MATLAB 5.0 MAT-file, features by rkr".ljust(116)  # the format's text; SciPy's tells the time of writing
+LARGEST = 2**31  # maximum bytes of a variable
+HEADER = b"MATLAB 5.0 MAT-file, features by rkr".ljust(116)  # replaces SciPy's header text, which contains the time
 
 
 def check_fits(images: int, width: int) -> None:
-    """Refuse what the format cannot hold, before anything is computed."""
+    """Raise UsageError if the features exceed the format's limit."""
     if 4 * width * images >= LARGEST:
         raise UsageError(
-            f"{images} images with {width} features each do not fit a MATLAB 5 file, "
-            f"at most {(LARGEST - 1) // (4 * width)} do: divide the classes among several folders"
+            f"{images} images with {width} features each do not fit into a MATLAB 5 file "
+            f"(at most {(LARGEST - 1) // (4 * width)} images): split the classes into several directories"
         )
 
 
 def as_mat(
     features: NDArray[np.float32], labels: NDArray[Any], image_files: Sequence[str], class_names: Sequence[str]
 ) -> bytes:
-    """The file of features (N, D) and labels (N,), which count from 1."""
+    """The bytes of the file. Features are (N, D), labels (N,) count from 1."""
     contents = {
         "features": features.T,
         "labels": labels.astype(np.int32)[:, None],

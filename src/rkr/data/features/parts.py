@@ -1,9 +1,9 @@
-"""What is finished of a file of features: the folder `<file>.part`.
+"""The partial results of a feature file: the folder `<file>.part`.
 
-lock               held while a process works
-settings.json      what the work depends on: written first
+lock               held by the process that computes
+settings.json      what the features depend on; written first
 *.safetensors      the features of a chunk of batches
-done.json          the hash of the whole file, and the settings: written before the file takes its place
+done.json          the hash of the whole file and the settings; written before the file is moved into place
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PARTS = Format("rkr-features", 1)  # of the chunks and of settings.json
 
 
 class Parts:
-    """The only writer of a file of features and of its folder."""
+    """Writes a feature file and its part folder."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
@@ -42,18 +42,16 @@ class Parts:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder; another process is refused. At the end the folder is gone unless it holds some work."""
+        """Lock the folder against other processes. At the end it is removed if it holds no results."""
         try:
             self.path.mkdir(exist_ok=True)
         except OSError as error:
-            raise FileError(f"{self.path}: cannot be made: {error.strerror or error}") from error
+            raise FileError(f"{self.path}: cannot be created: {error.strerror or error}") from error
         lock = FileLock(self._lock, timeout=0)
         try:
             lock.acquire()
         except Timeout:
-            raise UsageError(
-                f"{self.out}: another process is writing it: wait for that one, or stop it first"
-            ) from None
+            raise UsageError(f"{self.out}: another process is writing this file; wait for it or stop it") from None
         except OSError as error:
             raise FileError(f"{self.path}: cannot be locked: {error.strerror or error}") from error
         try:
@@ -66,14 +64,14 @@ class Parts:
             lock.release()
 
     def begin(self, settings: Mapping[str, Any]) -> None:
-        """Write what the work depends on, or check that the folder's depends on the same."""
-        for left in self.path.glob(f"{TEMPORARY}*.tmp"):  # of a process that was killed
+        """Write the settings, or check that those of the folder are the same."""
+        for left in self.path.glob(f"{TEMPORARY}*.tmp"):  # left by a killed process
             left.unlink(missing_ok=True)
         self._current = settings
         some_work = any(self.path.glob("*.safetensors"))
-        if not self._settings.exists() or not some_work:  # settings alone bind nobody
+        if not self._settings.exists() or not some_work:  # without results, old settings do not matter
             if some_work:
-                raise FileError(f"{self._settings}: is missing, so nobody knows what is there: remove {self.path}")
+                raise FileError(f"{self._settings}: missing, so the partial results cannot be used: remove {self.path}")
             write_atomic(self._settings, (json.dumps(settings, indent=1) + "\n").encode())
             return
         there, now = _read(self._settings), _plain(settings)
@@ -81,13 +79,13 @@ class Parts:
         for key in (*now, *there):
             if there.get(key) != now.get(key):
                 raise UsageError(
-                    f"{self.path} holds unfinished work with other settings "
+                    f"{self.path} holds partial results with other settings "
                     f"({key}: {_short(there.get(key))} there, {_short(now.get(key))} now): "
-                    "repeat the command that began it, or remove the folder"
+                    "run the original command, or remove the folder"
                 )
 
     def led_to_file(self, settings: Mapping[str, Any]) -> bool:
-        """Whether the file that is there came out of this folder, and a kill left only the folder to be removed."""
+        """Whether the existing file was written from this folder, so that only the cleanup is missing."""
         return self._done.exists() and _read(self._done) == _done(_bytes(self.out), settings)
 
     def has(self, name: str) -> bool:
@@ -95,21 +93,21 @@ class Parts:
         return self._chunk(name).exists()
 
     def save(self, name: str, features: Tensor) -> None:
-        """Keep a chunk: float32 (n, D)."""
+        """Save a chunk: float32 (n, D)."""
         write_atomic(self._chunk(name), encode({"features": features}, PARTS.stated))
 
     def load(self, name: str, images: int, width: int) -> Tensor:
-        """A chunk, every byte checked."""
+        """Load and verify a chunk."""
         path = self._chunk(name)
         try:
             _, tensors = decode(path, PARTS)
             check_tensors(path, tensors, {"features": ((images, width), torch.float32)})
         except FileError as error:
-            raise FileError(f"{error}; remove that file and repeat the command") from error
+            raise FileError(f"{error}; remove that file and run the command again") from error
         return tensors["features"]
 
     def publish(self, data: bytes) -> None:
-        """Put the whole file in its place, at once. It is written in the folder, where a kill leaves no litter."""
+        """Write the file in the folder, where a kill leaves no debris, and move it into place."""
         write_atomic(self._whole, data)
         write_atomic(self._done, json.dumps(_done(data, self._current)).encode())
         try:
@@ -123,7 +121,7 @@ class Parts:
             raise FileError(f"{self.out}: cannot be written: {error.strerror or error}") from error
 
     def clear(self) -> None:
-        """Remove what was finished, and last that it was: after a kill in between it is known."""
+        """Remove the partial results. done.json goes last, so that a killed cleanup can be recognised."""
         try:
             for path in (*self.path.glob("*.safetensors"), self._whole, self._settings, self._done):
                 path.unlink(missing_ok=True)
@@ -156,11 +154,11 @@ def _done(data: bytes, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as they are when read from a file: tuples become lists."""
+    """Settings as read from JSON: tuples become lists."""
     return dict(json.loads(json.dumps(settings)))
 
 
 def _short(value: Any) -> str:
-    """A setting in a message; of a hash the beginning is enough."""
+    """A setting in a message. Hashes are shortened."""
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:12]}..."
