@@ -1,11 +1,11 @@
 """Buffers that all tasks share: running ranges, memories, statistics of a user's own layers.
 
-Earlier tasks depend on them, so once the base is frozen nothing that a pass writes there may last. Torch does not count
-every write (not those of `F.batch_norm`, nor to `.data`), so none is looked for: modules compute on copies. A pass of
-the model lends copies to all modules at once, so that one may read what another has written; where a user calls the
-network or a part of it directly, each module with such buffers does so for its own call.
+Earlier tasks depend on them, so once the base is frozen, nothing that a pass writes there may last. Torch does not
+count every write (not those of `F.batch_norm`, nor to `.data`), so writes are not detectable: modules use copies.
+A pass of the model lends copies to all modules at once, so that one may read what another has written. If you call the
+network or a part of it directly, each module with such buffers makes copies for its own call.
 
-What a task has for itself, such as the statistics of BatchNorm, is not among them.
+Buffers that each task has for itself, such as the statistics of BatchNorm, are not among them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class SharedBuffers:
-    """Those of one module.
+    """The shared buffers of one module.
 
     Args:
         module: The module.
-        found: Tells which they are.
+        found: Returns them.
     """
 
     def __init__(self, module: nn.Module, found: Callable[[], dict[str, Tensor]]) -> None:
@@ -37,26 +37,26 @@ class SharedBuffers:
         return bool(self._found())
 
     def keep(self) -> None:
-        """They are to stay as they are now."""
+        """Keep the present values."""
         self._kept = {name: b.detach().clone() for name, b in self._found().items()}
 
     @property
     def lends(self) -> bool:
-        """Whether some are kept, and the module does not compute on copies already."""
+        """Whether there are kept values, and the module does not compute on copies already."""
         return bool(self._kept) and not self._lent
 
     def lend(self) -> dict[str, Tensor | None]:
-        """Let the module compute on copies; what it had."""
+        """Let the module compute on copies. Returns its own buffers."""
         self._lent = True
         return self.restore()
 
     def take_back(self, had: dict[str, Tensor | None]) -> None:
-        """Give the module back what it had."""
+        """Give the module its own buffers back."""
         self._lent = False
         self._module._buffers.update(had)
 
     def restore(self) -> dict[str, Tensor | None]:
-        """Put copies of what was kept into the module. New tensors: autograd may hold the old ones."""
+        """Put copies of the kept values into the module: new tensors, because autograd may need the old ones."""
         buffers, had = self._module._buffers, {}
         for name, kept in self._kept.items():
             now = had[name] = buffers.get(name)

@@ -2,7 +2,7 @@
 
 Everything is counted on the live modules. The paper's percentages (its K and component tables) count LM, RM, F and
 the affine parameters of BatchNorm, against all parameters of the network with its own head; a task's head is inside
-that 100 %. Statistics and heads are counted apart, so no cost is hidden.
+that 100 %. Statistics and heads are counted separately, so no cost is hidden.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class MultiplyAdds:
         network: The plain network's convolutions and linear layers.
         paper: The paper's convention: one multiply for each scaled convolution channel, as if folded into the filter.
         per_output: One multiply for each scaled value: the cost of really scaling the outputs.
-        change: What another method's change adds, which does not fold into weights; 0 for RKR.
+        change: What another method's update adds, which does not fold into weights; 0 for RKR.
     """
 
     network: int
@@ -245,10 +245,10 @@ def _multiply_adds(model: RectifiedModel, example: Tensor | Sequence[int] | None
 def multiply_adds(
     network: nn.Module, example: Tensor | Sequence[int], run: Callable[[Tensor], Any] | None = None
 ) -> tuple[int, dict[nn.Module, int]]:
-    """Multiply-adds of a network's convolutions and linear layers for one sample, and the values each layer puts out.
+    """Multiply-adds of a network's layers for one sample, and the number of values that each layer returns.
 
     Runs the sample, an input or its shape without the batch, and counts at each layer from its output's shape. `run`
-    computes the network, if it is not to be called by itself.
+    runs the network, by default by calling it.
     """
     reference = next(iter(network.parameters()))
     if not isinstance(example, Tensor | Sequence):

@@ -1,6 +1,6 @@
 """Fast paths for the rectified layer, each equal to the formula in `rectification.py`.
 
-A rectified layer computes `y = ((W + R) * x + b) · F` with `R = LM·RM`. Three ways to get there:
+A rectified layer computes `y = ((W + R) * x + b) · F` with `R = LM·RM`. There are three ways:
 
 * `merge`: build `(W + R)·F` once, then run the plain layer. Used for inference, where the result is cached.
 * `MergedWeight`: the same values, differentiable through the full weight gradient. Used while the base is
@@ -23,8 +23,8 @@ from torch.autograd.function import once_differentiable
 
 from rkr.core.rectification import rectified_weight
 
-# The factored gradients pay where the full weight gradient is this many times larger than the two factors.
-# Measured: first layers with 3 input channels lose; 16 channels with 3x3 kernels and rank 2 (ratio 12) win.
+# The factored gradients are faster if the full weight gradient is at least this many times larger than the factors.
+# Measured: slower for first layers with 3 input channels, faster for 16 channels, 3x3 kernels and rank 2 (ratio 12).
 FACTORED_MIN_RATIO = 10
 
 
@@ -90,7 +90,7 @@ def _output_rows(rm: Tensor, f: Tensor | None, outputs: int) -> Tensor:
 
 
 def thin(a: Tensor, b: Tensor) -> Tensor:
-    """a (N, C) @ b (C, K) for a small K. Asked for the other way round it is 3 to 6 times faster on CPUs."""
+    """a (N, C) @ b (C, K) for a small K. The transposed product is 3 to 6 times faster on CPUs."""
     return (b.t() @ a.t()).t()
 
 
@@ -133,7 +133,7 @@ class FactoredLinear(torch.autograd.Function):
     """`(x W' + b + (x LM) RM) · F`. x is (N, I), W (O, I).
 
     With few rows `W + R` is never built. With many (tokens of a transformer) merging once is cheaper than passing over
-    the outputs again: `fold`. Either way no gradient of W is formed unless W asks for one.
+    the outputs again: `fold`. In both cases the gradient of W is only formed if W requires it.
     """
 
     @staticmethod
@@ -202,7 +202,7 @@ def _linear_unscaled(rows: Tensor, w: Tensor, b: Tensor | None, u: Tensor | None
 
 
 def _graph_is_kept() -> bool:
-    """Whether the running backward pass may come again (`retain_graph`). Where torch cannot tell: yes."""
+    """Whether the backward pass may run again (`retain_graph`). True if torch does not say."""
     ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     return ask is None or bool(ask())
 
@@ -222,7 +222,7 @@ class _Output:
         """dF: for each channel the sum of dY times the output before scaling, which is Y / F."""
         y = self.y
         if not _graph_is_kept():
-            self.y = None  # let go of it, as autograd does with what it saved
+            self.y = None  # release it, as autograd releases saved tensors
         tiny = f.abs() < torch.finfo(f.dtype).tiny ** 0.5
         if y is None or y._version != self.version or bool(tiny.any()):
             return channel_dot(dy, unscaled())
@@ -381,7 +381,7 @@ def _by_height(rm: Tensor, f: Tensor | None, kh: int) -> Tensor:
 
 
 def _overlap(size: int, outputs: int, offset: int, stride: int) -> tuple[slice, slice]:
-    """Input positions `q·stride + offset` that lie inside `size`, and the outputs q that read them."""
+    """Input positions `q·stride + offset` inside `size`, and the outputs q that read them."""
     first = max(0, -(offset // stride))  # smallest q with q·stride + offset >= 0
     last = min(outputs - 1, (size - 1 - offset) // stride)
     if last < first:
@@ -431,7 +431,7 @@ def _pixels_to(planes: Tensor, x: Tensor, dim: int) -> Tensor:
     return torch.bmm(planes.flatten(3).flatten(1, 2), x.flatten(2).transpose(1, 2)).sum(0)
 
 
-# Typed entrances: `Function.apply` has no types of its own.
+# Typed functions: `Function.apply` has no types.
 
 
 def merged_weight(w: Tensor, lm: Tensor | None, rm: Tensor | None, f: Tensor | None) -> Tensor:

@@ -1,8 +1,8 @@
 """One batch, a task per sample.
 
-Two strategies. "group" runs the network once for each task with its merged weights; it is always right. "layer" runs it
-once and lets each layer apply each sample's own factors; it reads large linear weights once, but holds only where
-the first dimension stays the batch all through the network. So it is used where it can pay and is proved to hold.
+Two strategies. "group" runs the network once for each task with its merged weights; it is always correct. "layer" runs
+it once and lets each layer apply each sample's own factors; it reads large linear weights once, but is only correct if
+the first dimension is the batch throughout the network. So it is used where it can be faster and is proved correct.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def class_dim(model: RectifiedModel) -> int:
 def may_run_by_layer(
     model: RectifiedModel, tasks: Sequence[TaskState], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> bool:
-    """Whether the "layer" strategy applies to this call, pays, and holds for this network."""
+    """Whether the "layer" strategy applies to this call, is faster, and is correct for this network."""
     options = model.options
     if options.mixed == "group" or len(tasks) == 1 or options.layout != "axes":
         return False
@@ -158,7 +158,7 @@ def batch_size(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """Of a (nested) argument, as `take` finds them."""
+    """The tensors of a (nested) argument, as `take` finds them."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple | list | dict):

@@ -1,4 +1,4 @@
-"""`rectify`: a network, and its tasks."""
+"""Networks with tasks: `rectify`, `load` and `RectifiedModel`."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def rectify(network: nn.Module, rank: int | None = None, head: str | None = None
 def load(folder: str | os.PathLike[str], network: nn.Module) -> RectifiedModel:
     """Read a model that `RectifiedModel.save` wrote into a network of the same architecture.
 
-    Everything is read and checked before the network is touched. A network that is rectified already
-    (by the model that was saved, say) is taken over.
+    Everything is read and checked before the network is changed. If the network is rectified already, for instance by
+    the model that was saved, the new model takes it over.
     """
     return zoo.load(folder, network, RectifiedModel)
 
@@ -118,10 +118,10 @@ class RectifiedModel(nn.Module):
 
     @property
     def base_frozen(self) -> bool:
-        """Whether the base is fixed for good: from the second task on, or from the first with `train_base=False`."""
+        """Whether the base is frozen: from the second task on, or from the first with `train_base=False`."""
         return self.active.base_frozen
 
-    @torch.inference_mode(False)  # its tensors are to be trained
+    @torch.inference_mode(False)  # its tensors will be trained
     def add_task(
         self,
         name: str,
@@ -181,7 +181,7 @@ class RectifiedModel(nn.Module):
         return task
 
     def set_task(self, name: str) -> None:
-        """Use a task from now on. Costs the same however many tasks there are.
+        """Use a task from now on. The cost does not depend on the number of tasks.
 
         Only the task in use takes gradients; those of the task before are dropped, so that an optimiser which still
         holds its parameters cannot move them.
@@ -189,7 +189,7 @@ class RectifiedModel(nn.Module):
         self._select(self.tasks[name])
 
     def remove_task(self, name: str) -> None:
-        """Forget a task. The others are untouched; if it was in use, none is.
+        """Remove a task. The others do not change; if it was in use, no task is in use afterwards.
 
         A base that was trained with the task stays as it is, because files of the task may depend on it.
         """
@@ -208,7 +208,7 @@ class RectifiedModel(nn.Module):
     def task_parameters(self, groups: Literal[True]) -> list[dict[str, Any]]: ...
 
     def task_parameters(self, groups: bool = False) -> Iterator[nn.Parameter] | list[dict[str, Any]]:
-        """What to optimise for the task in use: its own parameters and, while the base is trained, the base's.
+        """Parameters to optimise for the task in use: the task's and, while the base is trained, the base's.
 
         With `groups=True`: optimiser groups, the second without weight decay for F and normalisation (decay would
         pull scaling factors to 0, where 1 is neutral).
@@ -242,7 +242,7 @@ class RectifiedModel(nn.Module):
 
     @torch.inference_mode(False)
     def freeze_base(self) -> None:
-        """Fix the base network for good. Happens by itself when the second task comes."""
+        """Fix the base network permanently. `add_task` calls this when you add the second task."""
         if self.base_frozen:
             return
         self.check_layers()
@@ -280,9 +280,9 @@ class RectifiedModel(nn.Module):
             raise
 
     def merged(self, name: str) -> nn.Module:
-        """A plain copy of the user's network that computes what the task computes, with the same keys.
+        """A plain copy of your network that computes what the task computes, with the same keys.
 
-        It has no trace of this package: rectification and scale are folded into weights and biases.
+        It does not depend on this package: rectification and scale are folded into weights and biases.
         """
         task = self.tasks[name]
         self.check_layers()
@@ -311,7 +311,7 @@ class RectifiedModel(nn.Module):
         return files.task_fingerprint(self, self.tasks[name])
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the base and all tasks to a folder. A kill at any moment leaves the old state or the new one."""
+        """Write the base and all tasks to a folder. If the process is killed, the old or the new state is there."""
         zoo.save(self, folder)
 
     def save_task(self, name: str, path: str | os.PathLike[str]) -> None:
@@ -338,7 +338,7 @@ class RectifiedModel(nn.Module):
     # -- inner workings -----------------------------------------------------------------------------------
 
     def train(self, mode: bool = True) -> RectifiedModel:
-        """As for any module. What earlier tasks depend on does not move in either mode."""
+        """As for any module. Nothing that earlier tasks depend on changes in either mode."""
         self.check_layers()
         changes = mode != self.training
         super().train(mode)
@@ -360,7 +360,7 @@ class RectifiedModel(nn.Module):
         return type(self.update) is Rectification
 
     def is_rowwise(self) -> bool:
-        """Whether it is proved that the network computes each sample by itself."""
+        """Whether it is proved that each sample's output depends on that sample alone."""
         if self._rowwise is None:
             self._rowwise = is_rowwise(self.network, self.head)
         return self._rowwise
@@ -375,7 +375,7 @@ class RectifiedModel(nn.Module):
             self.active.task = task
 
     def refresh(self) -> None:
-        """Forget merged weights. Needed only after writing to a task's `.data`, which torch does not report."""
+        """Drop cached merged weights. Only needed after a write to a task's `.data`, which torch does not report."""
         self.active.cache.clear()
 
     def _apply(self, fn: Any, recurse: bool = True) -> RectifiedModel:
@@ -384,7 +384,7 @@ class RectifiedModel(nn.Module):
         return self
 
     def attach(self) -> None:
-        """Let the network's layers compute with this model's tasks; another model that had it loses it."""
+        """Let the network's layers compute with this model's tasks, instead of those of another model."""
         for module in self.network.modules():
             if is_exchanged(module):
                 restore(module)
@@ -463,7 +463,7 @@ class RectifiedModel(nn.Module):
                 p.requires_grad_(True)
 
     def _explain(self, inputs: Sequence[Any], error: RuntimeError) -> None:
-        """Say it if types or devices that do not fit together are the reason of an error."""
+        """Raise a clear error if types or devices that do not match caused this one."""
         base = next(iter(self.network.parameters()))
         own = list(self.tasks.parameters())[:1]
         found = [(p, "the task") for p in own] + [(x, "the input") for x in inputs]
@@ -477,32 +477,32 @@ class RectifiedModel(nn.Module):
                 ) from error
 
     def check_layers(self) -> None:
-        """That every layer is still the one that was rectified, and that none has come since which could forget."""
+        """Check that target layers were not replaced, and that no module with buffers was added after `rectify`."""
         self.check_owner()
         modules, known = dict(self.network.named_modules()), {id(layer.module) for layer in self.layers}
         for layer in self.layers:
             if modules.get(layer.path) is not layer.module:
                 raise UsageError(
-                    f"layer {layer.path!r} was replaced after rectify, and tasks have no hold on the new one: change "
+                    f"layer {layer.path!r} was replaced after rectify, and tasks cannot change the new one: change "
                     "the network (to SyncBatchNorm, for instance) before rectify"
                 )
         for path, module in modules.items():
             if id(module) not in known and any(b is not None for b in module._buffers.values()):
                 raise UsageError(
                     f"module {path!r} came after rectify, and later tasks would change its buffers: build the whole "
-                    "network, if need be by running it once, before rectify"
+                    "network before rectify, if necessary by running it once"
                 )
 
     def check_owner(self) -> None:
         if self.layers and layer_of(self.layers[0].module) is not self.layers[0]:
             raise UsageError(
                 "this model's network was given to another rectified model: use that one, or load this one again "
-                "with a network of its own"
+                "with a new network"
             )
 
 
 def _keep_what_was_loaded(model: nn.Module, _: Any) -> None:
-    """After `load_state_dict`: shared buffers are to stay as they were loaded, not as they were before."""
+    """After `load_state_dict`: shared buffers keep the values that were loaded."""
     assert isinstance(model, RectifiedModel)
     if model.base_frozen:
         for layer in model.layers:
@@ -511,7 +511,7 @@ def _keep_what_was_loaded(model: nn.Module, _: Any) -> None:
 
 
 def _inherited(kept: Tensor, fresh: Tensor) -> Tensor:
-    """What a new task starts with: an earlier task's tensor, and new values where the network has grown since."""
+    """A new task's initial tensor: an earlier task's, with new values where the network has grown since."""
     if kept.shape == fresh.shape:
         return kept.detach().clone()
     fresh[tuple(map(slice, kept.shape))] = kept.detach()

@@ -25,19 +25,19 @@ class Options:
         rank: K, the inner size of `R = LM·RM` (paper, "Reducing Parameters"). The paper uses 2 for
             classification and 16 for the zero-shot encoder.
         rectify_weights: Where weights are rectified (equation 1): ``True`` for every layer, ``False``
-            for none, ``"conv"`` or ``"linear"`` for that kind only.
+            for none, ``"conv"`` for convolutions only (transposed ones included), ``"linear"`` for all others only.
         scale_outputs: Where outputs are scaled by F (equation 2); same values. RKR-Lite is
             ``rectify_weights="conv", scale_outputs="linear"``.
         include: Shell-style name patterns (``"layer4.*"``); only layers that match one are rectified.
-        exclude: Layers that match one of these are left alone, even if included. Neither concerns normalisation
-            layers, for which there are `bn` and `norm`.
+        exclude: Layers that match one of these are not rectified, even if included. For normalisation layers use `bn`
+            and `norm`.
         ranks: Rank by name pattern, e.g. ``{"layer4.*": 8}``; the last pattern that matches wins,
             other layers use `rank`.
         bn: What each task keeps of a BatchNorm (or InstanceNorm) layer. ``"per_task"``: affine
             parameters and running statistics. ``"stats"``: statistics only; the affine parameters stay
-            as the first task left them. ``"affine"``: the reverse. ``"frozen"``: nothing. ``"auto"``
+            as the first task left them. ``"affine"``: the opposite. ``"frozen"``: nothing. ``"auto"``
             is ``"per_task"`` where convolutions are scaled and ``"stats"`` elsewhere, because the paper
-            books the affine parameters under scaling. Statistics are never shared and moving.
+            counts the affine parameters as scaling. Shared statistics never move.
         norm: ``"frozen"`` or ``"per_task"``: the affine parameters of LayerNorm, GroupNorm, RMSNorm.
         layout: How `LM·RM` becomes a kernel. ``"axes"``: rows are (width, input channel), columns
             (height, output channel), so that R is a separable convolution. ``"reshape"``: row-major
@@ -46,9 +46,9 @@ class Options:
         cache_bytes: Bound on the memory that holds merged weights of recently used tasks. The task in
             use is always cached.
         mixed: How a batch with several tasks is computed. ``"group"``: one pass per task. ``"layer"``:
-            one pass, each layer applies each sample's own factors, where it is proved that the network treats each
-            sample by itself (`rowwise.py`); else ``"group"``. ``"auto"``: ``"layer"`` for networks made mostly of
-            linear layers, where it pays. The two agree up to rounding.
+            one pass, each layer applies each sample's own factors, if it is proved that each sample's output
+            depends on that sample alone (`rowwise.py`), otherwise ``"group"``. ``"auto"``: ``"layer"`` for networks
+            made mostly of linear layers, where it is faster. The two agree up to rounding.
         fast: ``False`` computes the paper's formula literally, for debugging and for derivatives of
             derivatives, which the fast kernels do not have.
     """
@@ -135,7 +135,7 @@ class Options:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Options:
-        """Rebuild from `to_json`; unknown names are refused."""
+        """Rebuild from `to_json`; unknown names raise UsageError."""
         known = {f.name for f in dataclasses.fields(cls)}
         unknown = sorted(set(values) - known)
         if unknown:
@@ -148,7 +148,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _rank(name: str, value: Any) -> int:
-    """A plain whole number, which NumPy's are not."""
+    """Convert to int or raise UsageError."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
     return int(value)

@@ -1,4 +1,4 @@
-"""What one task owns, and which task is in use."""
+"""The tensors of tasks, the task in use, and the cache of merged weights."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 class TaskState(nn.Module):
     """One task's tensors, under the names that its file uses: "layer1.0.conv1.lm", "bn1.running_mean", "head.weight".
 
-    The tensors are held flat, without a module per layer: a thousand tasks stay cheap to hold, move and walk over.
+    The tensors are stored flat, without a module per layer, so that a thousand tasks are cheap to store and move.
     """
 
     def __init__(self, name: str, classes: int | None, class_names: Sequence[str] | None = None) -> None:
         super().__init__()
         self.name = name
-        self.number = 0  # 0, 1, ... in the order in which tasks came
+        self.number = 0  # 0, 1, ... in the order in which tasks were added
         self.classes = classes
         self.class_names = None if class_names is None else tuple(class_names)
 
@@ -46,12 +46,12 @@ class TaskState(nn.Module):
             super().__setattr__(name, value)
 
     def discard(self, key: str) -> None:
-        """Give up a tensor."""
+        """Remove a tensor."""
         self._parameters.pop(key, None)
         self._buffers.pop(key, None)
 
     def get(self, key: str) -> Tensor | None:
-        """The tensor under `key`, or None if this task has no such tensor of its own."""
+        """The tensor under `key`, or None if this task has no such tensor."""
         value = self._parameters.get(key)
         return value if value is not None else self._buffers.get(key)
 
@@ -61,7 +61,7 @@ class TaskState(nn.Module):
         return {key: value for key, value in found.items() if value is not None}
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        """As for any module, except that names with dots are no submodules here."""
+        """As for any module, except that names with dots are not submodules here."""
         *others, unexpected, errors = rest
         found: list[str] = []
         arguments: Any = (*others, found, errors)
@@ -69,7 +69,7 @@ class TaskState(nn.Module):
         unexpected += [key for key in found if key[len(prefix) :] not in self.tensors()]
 
     def trainable(self, on: bool) -> None:
-        """Let gradients flow into the parameters of this task, or not."""
+        """Turn gradients for the parameters of this task on or off."""
         for p in self._parameters.values():
             if p is not None:
                 p.requires_grad_(on)
@@ -86,9 +86,9 @@ def is_statistic(key: str) -> bool:
 
 
 class TaskTable(nn.Module):
-    """The tasks of a model by name, in the order in which they came.
+    """The tasks of a model by name, in the order in which they were added.
 
-    Names are free text, so entries bypass the checks that attribute names need.
+    Names are free text, so entries bypass the checks of attribute names.
     """
 
     @property
@@ -113,7 +113,7 @@ class TaskTable(nn.Module):
         return (task.name for task in self._table.values())
 
     def keys(self) -> list[str]:
-        """Their names in order."""
+        """The names in order."""
         return list(self)
 
     def values(self) -> list[TaskState]:
@@ -121,7 +121,7 @@ class TaskTable(nn.Module):
         return list(self._table.values())
 
     def items(self) -> list[tuple[str, TaskState]]:
-        """Both."""
+        """Names and tasks in order."""
         return [(task.name, task) for task in self.values()]
 
     def last(self) -> TaskState | None:
@@ -136,13 +136,13 @@ class TaskTable(nn.Module):
         self._modules[_module_key(task.name)] = task
 
     def remove(self, name: str) -> TaskState:
-        """Take a task out."""
+        """Remove a task."""
         task = self[name]
         del self._modules[_module_key(name)]
         return task
 
     def train(self, mode: bool = True) -> TaskTable:
-        """Tasks hold tensors only, so there is nothing to switch, however many they are."""
+        """Tasks have tensors only, so there is nothing to switch."""
         self.__dict__["training"] = mode  # not by setattr: a task may have that name
         return self
 
@@ -157,7 +157,7 @@ class Active:
 
     task: TaskState | None = None
     mixed: MixedBatch | None = None
-    base_frozen: bool = False  # whether the base is fixed for good
+    base_frozen: bool = False  # whether the base is fixed permanently
     cache: MergeCache = field(default_factory=lambda: MergeCache(0))
 
     def require(self) -> TaskState:
@@ -167,9 +167,9 @@ class Active:
         return self.task
 
     def task_to_train(self) -> TaskState:
-        """The task in use, which is being trained: its merged weights are forgotten.
+        """The task in use, which is being trained: its merged weights are dropped.
 
-        Training code may write to `.data`, which no version counter sees.
+        Training code may write to `.data`, which version counters do not record.
         """
         task = self.require()
         self.cache.drop(task)
@@ -177,17 +177,17 @@ class Active:
 
 
 class _Entry(NamedTuple):
-    sources: tuple[Tensor | None, ...]  # held, so that no other tensor comes to lie at the address of one of them
+    sources: tuple[Tensor | None, ...]  # kept, so that no other tensor gets the address of one of them
     key: Any
     weight: Tensor
     bias: Tensor | None
 
 
 class MergeCache:
-    """Merged weights of the tasks used last, within a bound in bytes.
+    """Merged weights of the most recently used tasks, up to a number of bytes.
 
-    An entry is served only while every tensor it was built from is the same and unchanged, by its version counter, so
-    a task that was trained or loaded again is merged anew. Weights are always built from the frozen base, never
+    An entry is valid only while every tensor that it was built from is the same and unchanged, by its version counter.
+    So a task that was trained or loaded again is merged again. Weights are always built from the frozen base and never
     un-merged, so nothing drifts.
     """
 
@@ -204,7 +204,7 @@ class MergeCache:
     def get(
         self, task: TaskState, place: Hashable, sources: Sequence[Tensor | None], more: Hashable = None
     ) -> tuple[Tensor, Tensor | None] | None:
-        """The weight and bias that were merged from these tensors, if they are there and still valid."""
+        """The weight and bias that were merged from these tensors, if they are cached and valid."""
         entry = self._entries.get(task, {}).get(place)
         if (
             entry is None
@@ -223,7 +223,7 @@ class MergeCache:
         bias: Tensor | None,
         more: Hashable = None,
     ) -> None:
-        """Keep merged tensors; the least recently used other tasks make room. `more` is what else they depend on."""
+        """Cache merged tensors and drop the least recently used tasks. `more` is what else the tensors depend on."""
         entries = self._entries.setdefault(task, {})
         if place in entries:
             self._bytes -= _size(entries[place])
@@ -240,11 +240,11 @@ class MergeCache:
             self._entries.move_to_end(task)
 
     def drop(self, task: TaskState) -> None:
-        """Forget one task's merged weights."""
+        """Drop one task's merged weights."""
         self._bytes -= sum(map(_size, self._entries.pop(task, {}).values()))
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop everything."""
         self._entries.clear()
         self._bytes = 0
 
@@ -263,14 +263,14 @@ def _size(entry: _Entry) -> int:
 def version_key(*tensors: Tensor | None) -> tuple[Any, ...]:
     """Changes whenever one of the tensors is replaced or written to."""
     return tuple(
-        # A packed weight has no address, and nobody else holds it.
+        # A packed weight has no address, and nothing else refers to it.
         None if t is None or t.is_mkldnn else (t.data_ptr(), 0 if t.is_inference() else t._version, t.dtype)
         for t in tensors
     )
 
 
 def _count_fused_steps(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    """Torch's fused optimisers write to parameters without counting it: merged weights would seem to be up to date."""
+    """Torch's fused optimisers do not count their writes to parameters, so merged weights would seem up to date."""
     for group in optimizer.param_groups:
         if group.get("fused"):
             for p in group["params"]:

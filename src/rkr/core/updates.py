@@ -78,7 +78,7 @@ class LayerUpdate:
         return plain(x)
 
     def multiply_adds(self, layer: Adapter, values: int) -> int:
-        """What `output` adds for one sample at a layer that returns so many values."""
+        """What `output` adds for one sample at a layer that returns `values` values."""
         return 0
 
     def run(self, network: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], task: TaskState | None) -> Any:

@@ -1,4 +1,4 @@
-"""`nn.MultiheadAttention`: its packed input projection is a Linear from E to 3·E without a module of its own.
+"""`nn.MultiheadAttention`: its packed input projection is a Linear from E to 3·E that is not a module.
 
 The module reads the projection's weight and never calls it as a layer, so only the merged weight is provided.
 """

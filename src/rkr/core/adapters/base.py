@@ -128,7 +128,7 @@ class TargetLayer:
         return {}
 
     def expected(self, classes: int | None) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Shapes and types of the tensors in the file of a task with so many classes."""
+        """Shapes and types of the tensors in the file of a task with this number of classes."""
         return {key: (shape, self.weight.dtype) for key, shape in self.shapes().items()}
 
     def draw(self) -> dict[str, Tensor]:

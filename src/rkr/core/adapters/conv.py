@@ -94,7 +94,7 @@ class ConvAdapter(Adapter):
 
 
 # ---------------------------------------------------------------------------------------------------------
-# What a convolution computes with a weight that need not be its own
+# What a convolution computes with any weight
 
 
 def convolve(conv: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
