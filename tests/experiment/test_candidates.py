@@ -626,11 +626,11 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return outcome(folder)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, *slow(signal.SIGKILL)])
 def test_an_end_while_others_are_at_work(server: Server, tmp_path: Path, long: dict[str, bytes], number: int) -> None:
     """Ctrl-C reaches them and they save; after kill -9 of the run they end by themselves."""
-    slow = {"TRIALS_PAUSE": "0.5"}  # after each epoch: 30 s of the first are left when the second begins
-    process = server.start("candidates", slow, folder=str(tmp_path), **LONG, save_minutes=FOREVER)
+    pause = {"TRIALS_PAUSE": "0.5"}  # after each epoch: 30 s of the first are left when the second begins
+    process = server.start("candidates", pause, folder=str(tmp_path), **LONG, save_minutes=FOREVER)
     process.until(lambda: len({e["candidate"][0] for e in process.events("epochend")}) == 2)
     others = children(process)
     assert len(others) == 2
@@ -753,6 +753,7 @@ def test_spare_workers_train_candidates(tmp_path: Path, recipe: Path, monkeypatc
     assert words[words.index("--workers") + 1] == "2"
 
 
+@pytest.mark.slow  # workers start up for longer than they compute
 def test_the_command_with_workers(server: Server, tmp_path: Path, recipe: Path) -> None:
     paths = os.pathsep.join([str(HERE / "registered"), str(HERE.parents[1] / "src")])
     words = ["run", str(recipe), "--method", "trials", "--threads", "1", "--accelerator", "cpu"]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers.marks import slow
 
 from rkr.errors import UsageError
 from rkr.experiment import recipes
@@ -145,7 +146,7 @@ def test_from_the_command_line(tmp_path: Path, command: Callable[..., tuple[int,
     assert list(event["tried"].values()) == sorted(event["tried"].values(), reverse=True)
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", *slow("2")])
 def test_a_value_that_diverges_is_left_out(
     workers: str, tmp_path: Path, command: Callable[..., tuple[int, str, str]]
 ) -> None:

@@ -254,6 +254,7 @@ def test_the_command_runs_what_is_missing(
 
     ran: list[tuple[str, object]] = []
     monkeypatch.setattr("rkr.experiment.runner.run_plan", run_plan)
+    monkeypatch.setattr("rkr.report.figures.accuracy_matrix", lambda *_: [])  # tested in test_figures.py
     words = ("reproduce", "table-lenet", "--quick", "--runs", "2", "--out", str(tmp_path / "runs"))
     code, out, _ = command(*words)
     assert code == 0
