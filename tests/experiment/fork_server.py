@@ -102,7 +102,7 @@ def _run(folder: str, method: str, save_minutes: float = 0.0, **changes: Any) ->
 
 
 def _zeroshot(folder: str, method: str, **changes: Any) -> None:
-    small_runs.execute(folder, small_zeroshot.make_experiment(method, **changes))
+    small_runs.execute(folder, small_zeroshot.make_case(method, **changes))
 
 
 def _norm(source: str, shares: list[int], target: str) -> None:

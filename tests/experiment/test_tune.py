@@ -15,7 +15,7 @@ from rkr.experiment.recipes import list_recipes, load_recipe
 from rkr.experiment.recipes.load import SHIPPED
 from rkr.experiment.recipes.write import recipe_text, toml_text
 from rkr.experiment.results import find_results
-from rkr.experiment.runner import How
+from rkr.experiment.runner import Execution
 from rkr.experiment.tune import as_good, at_an_edge, outcome, parsed_grid, run_search, search_plan, tuning, write_chosen
 from rkr.methods import METHODS, ZERO_SHOT_METHODS
 
@@ -194,7 +194,7 @@ def test_an_earlier_search_counts(tmp_path: Path) -> None:
     recipe = load_recipe("digits")
     first = tuning(recipe, "si", 2, tmp_path, {"strength": [0.5, 2.0]})
     plan = search_plan(first, None, 1, None)
-    assert run_search(plan, How(threads=1), lambda _: None) is not None
+    assert run_search(plan, Execution(threads=1), lambda _: None) is not None
     more = tuning(recipe, "si", 2, tmp_path, {"strength": [2.0, 8.0]})
     assert (list(more.points), list(more.asked)) == (
         ["si-strength-2", "si-strength-8", "si-strength-0.5"],

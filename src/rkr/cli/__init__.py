@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
@@ -20,8 +19,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from rkr.experiment.events import Watch
-    from rkr.experiment.plan import Job, Plan
-    from rkr.experiment.runner import How
+    from rkr.experiment.plan import Plan
+    from rkr.experiment.runner import Execution
+    from rkr.experiment.spec import RunSpec
     from rkr.report.reproduce import Exhibit
 
 app = typer.Typer(
@@ -148,7 +148,7 @@ def cost(
     """Parameters, bytes and multiply-adds that tasks cost, untrained."""
     from torch import nn
 
-    from rkr.experiment.counting import Capacities, count
+    from rkr.experiment.counting import count
     from rkr.experiment.recipes.known import network_arguments
     from rkr.experiment.recipes.settings import NetworkSettings
 
@@ -159,15 +159,8 @@ def cost(
         arguments["in_features"] = shape[0]
     settings = NetworkSettings.checked({"name": network, **arguments})
     head = settings.head if isinstance(getattr(settings.build(), settings.head, None), nn.Linear) else None
-    found = count(method, settings.build, head, tasks, rank, shape)
-    if not json_:
-        print(found)
-        return
-    if isinstance(found, Capacities):
-        print(json.dumps(found.as_json(), indent=2))
-        return
-    totals = {"percent": found.percent, "total_percent": found.total_percent, "total_bytes": found.total_bytes}
-    print(json.dumps({**totals, **dataclasses.asdict(found)}, indent=2))
+    text, values = count(method, settings.build, head, tasks, rank, shape)
+    print(json.dumps(values, indent=2) if json_ else text)
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -274,7 +267,7 @@ def run(
         avoid_broken_amx()  # first of all: networks compute when recipes are checked
     from rkr.experiment.plan import Plan, choose_orders, choose_seeds
     from rkr.experiment.recipes import load_recipe
-    from rkr.experiment.runner import How
+    from rkr.experiment.runner import Execution
 
     plans = []
     for recipe in recipes:
@@ -283,13 +276,14 @@ def run(
         methods = tuple(loaded.methods) if method is None else _names(method)
         chosen = choose_orders(loaded, orders, () if order is None else _names(order))
         drawn = choose_seeds(loaded, seeds, () if seed is None else _names(seed))
-        plans.append(Plan(loaded, recipe, methods, chosen, out, epochs, drawn, limit, data, validation))
-    how = How(workers, threads, accelerator, precision, save_minutes, tensorboard)
+        changes = (epochs, drawn, limit, data, validation, accelerator, precision)
+        plans.append(Plan(loaded, recipe, methods, chosen, out, *changes))
+    execution = Execution(workers, threads, save_minutes, tensorboard)
     for plan in plans:
         if helper:
-            _help(plan, how)
+            _help(plan, execution)
         else:
-            _run(plan, how, json_, figures=figures, more=plan is not plans[-1])
+            _run(plan, execution, json_, figures=figures, more=plan is not plans[-1])
 
 
 @app.command()
@@ -300,10 +294,15 @@ def demo(
     """Learn 5 tasks of 2 handwritten digits with RKR and by fine-tuning; about a minute, no download."""
     from rkr.experiment.plan import Plan
     from rkr.experiment.recipes import load_recipe
-    from rkr.experiment.runner import How
+    from rkr.experiment.runner import Execution
 
     recipe = load_recipe("digits")
-    _run(Plan(recipe, "digits", tuple(recipe.methods), recipe.orders[:1], out), How(threads=1), json_, matrices=True)
+    _run(
+        Plan(recipe, "digits", tuple(recipe.methods), recipe.orders[:1], out),
+        Execution(threads=1),
+        json_,
+        matrices=True,
+    )
 
 
 @app.command()
@@ -334,10 +333,10 @@ def reproduce(
 
 
 def _run_exhibit(plans: list[Plan], workers: int, threads: int | None, json_: bool) -> None:
-    from rkr.experiment.runner import How, run_plan
+    from rkr.experiment.runner import Execution, run_plan
 
     for plan in plans:
-        _watched(json_, partial(run_plan, plan, How(workers, threads)))
+        _watched(json_, partial(run_plan, plan, Execution(workers, threads)))
         _draw(plan)
         if not json_:
             print(f"figures: {plan.root / 'figures'}")
@@ -435,7 +434,7 @@ def tune(
 ) -> None:
     """Choose a method's options on validation samples of the first tasks, never on the test."""
     from rkr.experiment.recipes import load_recipe
-    from rkr.experiment.runner import How
+    from rkr.experiment.runner import Execution
     from rkr.experiment.tune import (
         as_good,
         at_an_edge,
@@ -453,7 +452,7 @@ def tune(
     tasks = min(3, loaded.stream.tasks) if tasks is None else tasks
     search = tuning(loaded, method, tasks, out, parsed_grid(grid or ()))
     plan = search_plan(search, order, epochs, data, limit)
-    done = _watched(json_, partial(run_search, plan, How(workers, threads)))
+    done = _watched(json_, partial(run_search, plan, Execution(workers, threads)))
     assert done is not None
     plan, diverged = done
     found = outcome(search, plan)
@@ -510,7 +509,7 @@ def _watched(json_: bool, work: Callable[[Watch], T]) -> T:
     return done
 
 
-def _help(plan: Plan, how: How) -> None:
+def _help(plan: Plan, execution: Execution) -> None:
     """Train the candidates that a process which executes a run names on the standard input."""
     from rkr.experiment.runner import help_run
     from rkr.experiment.workers import DONE, asked_lines
@@ -518,7 +517,7 @@ def _help(plan: Plan, how: How) -> None:
     def answer() -> None:
         print(DONE, flush=True)
 
-    _watched(True, lambda watch: help_run(plan, how, watch, asked_lines(), answer))
+    _watched(True, lambda watch: help_run(plan, execution, watch, asked_lines(), answer))
 
 
 def _draw(plan: Plan) -> None:
@@ -532,7 +531,9 @@ def _draw(plan: Plan) -> None:
         write_figures(runs, plan.root / "figures" / (name if len(groups) > 1 else ""))
 
 
-def _run(plan: Plan, how: How, json_: bool, matrices: bool = False, figures: bool = True, more: bool = False) -> None:
+def _run(
+    plan: Plan, execution: Execution, json_: bool, matrices: bool = False, figures: bool = True, more: bool = False
+) -> None:
     """Run, then show what came out; `more` plans come after it."""
     from rkr.experiment.folder import RunFolder
     from rkr.experiment.loop import Diverged
@@ -540,17 +541,17 @@ def _run(plan: Plan, how: How, json_: bool, matrices: bool = False, figures: boo
 
     diverged: Diverged | None = None
     try:
-        _watched(json_, lambda watch: run_plan(plan, how, watch, more))
+        _watched(json_, lambda watch: run_plan(plan, execution, watch, more))
     except Diverged as error:  # all other runs are complete
         diverged = error
-    jobs = [job for job in plan.jobs if diverged is None or RunFolder(plan.folder(job)).finished]
-    if jobs and not _RANK:
-        _show(plan, jobs, json_, matrices, figures)
+    specs = [spec for spec in plan.specs if diverged is None or RunFolder(plan.folder(spec)).finished]
+    if specs and not _RANK:
+        _show(plan, specs, json_, matrices, figures)
     if diverged is not None:
         raise diverged
 
 
-def _show(plan: Plan, jobs: Sequence[Job], json_: bool, matrices: bool, figures: bool) -> None:
+def _show(plan: Plan, specs: Sequence[RunSpec], json_: bool, matrices: bool, figures: bool) -> None:
     """Tables and figures of runs of a plan, and where their files lie."""
     from rkr.experiment.results import read_result
     from rkr.report import (
@@ -562,7 +563,7 @@ def _show(plan: Plan, jobs: Sequence[Job], json_: bool, matrices: bool, figures:
         zero_shot_table,
     )
 
-    results = [read_result(plan.folder(job)) for job in jobs]
+    results = [read_result(plan.folder(spec)) for spec in specs]
     shortened = plan.epochs is not None or plan.limit is not None  # the paper's numbers are of its own schedule
     groups = [
         (runs, {} if shortened else plan.recipe.published_numbers(runs[0].order))
@@ -587,8 +588,8 @@ def _show(plan: Plan, jobs: Sequence[Job], json_: bool, matrices: bool, figures:
         print(f"{result.method} {result.label}: {added_by_a_task(result)}")
     if figures:
         print(f"figures: {plan.root / 'figures'}")
-    for job in jobs:
-        print(f"{job.method} {job.label}: results and model in {plan.folder(job)}")
+    for spec in specs:
+        print(f"{spec.method} {spec.label}: results and model in {plan.folder(spec)}")
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ class Event:
         for name in ("round", "candidate", "same_as"):
             if values.get(name, ()) is None:
                 del values[name]
-        return {"event": type(self).__name__.lower(), **values}
+        return {"event": _kind(type(self)), **values}
 
 
 @dataclass(frozen=True)
@@ -131,9 +131,14 @@ class Failed(Event):
 
 Watch = Callable[[Event], None]
 
+
+def _kind(event: type[Event]) -> str:
+    """ "task" for `TaskEnd`, as in results.jsonl; "started" for `Started`."""
+    return event.__name__.removesuffix("End").lower()
+
+
 KINDS: dict[str, type[Event]] = {
-    kind.__name__.lower(): kind
-    for kind in (Started, Progress, EpochEnd, CandidateEnd, TaskEnd, Finished, Stopped, Failed)
+    _kind(kind): kind for kind in (Started, Progress, EpochEnd, CandidateEnd, TaskEnd, Finished, Stopped, Failed)
 }
 
 

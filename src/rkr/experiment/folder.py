@@ -58,7 +58,7 @@ class RunFolder:
         finally:
             lock.release()
 
-    def begin(self, settings: dict[str, Any], data: str, about: dict[str, Any]) -> None:
+    def begin(self, settings: dict[str, Any], data: str, about: Callable[[], dict[str, Any]]) -> None:
         """Write what is run, or check that the folder is of the same run. Half-written files of a kill are removed.
 
         `data` is a hash of all samples.
@@ -81,7 +81,7 @@ class RunFolder:
                     "choose another folder with --out, or remove that one"
                 )
         else:
-            text = json.dumps({"format": 1, **about, "settings": settings}, indent=1)
+            text = json.dumps({"format": 1, **about(), "settings": settings}, indent=1)
             write_atomic(self._settings, (text + "\n").encode())
 
     def take_over(self, others: Iterable[Path]) -> str | None:
@@ -95,6 +95,8 @@ class RunFolder:
         """
         if self.results.exists() or self._state.exists():
             return None
+        from rkr.experiment.learned import is_intact
+
         own = json.loads(self._settings.read_text())
         for path in others:
             other = RunFolder(path)
@@ -103,16 +105,17 @@ class RunFolder:
                 same = {**record["settings"], "recipe": ""} == {**own["settings"], "recipe": ""}
             except (OSError, ValueError, KeyError, TypeError):
                 continue
-            if same:
-                source = "/".join(path.parts[-3:])
-                mine = {"recipe": own["recipe"], "settings": own["settings"], "same_as": source}
-                with _explained(self.path):
-                    shutil.rmtree(self.model, ignore_errors=True)  # what a kill amid copying left
-                    for file in filter(Path.is_file, (*other.model.rglob("*"), other.times)):
-                        write_atomic(self.path / file.relative_to(path), file.read_bytes())
-                    write_atomic(self._settings, (json.dumps({**record, **mine}, indent=1) + "\n").encode())
-                    write_atomic(self.results, other.results.read_bytes())
-                return source
+            if not same or not is_intact(path):
+                continue
+            source = "/".join(path.parts[-3:])
+            mine = {"recipe": own["recipe"], "settings": own["settings"], "same_as": source}
+            with _explained(self.path):
+                shutil.rmtree(self.model, ignore_errors=True)  # files of a copy that was killed
+                for file in filter(Path.is_file, (*other.model.rglob("*"), other.times)):
+                    write_atomic(self.path / file.relative_to(path), file.read_bytes())
+                write_atomic(self._settings, (json.dumps({**record, **mine}, indent=1) + "\n").encode())
+                write_atomic(self.results, other.results.read_bytes())
+            return source
         return None
 
     @property

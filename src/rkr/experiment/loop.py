@@ -20,14 +20,15 @@ from lightning_fabric import Fabric
 from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer
 
-from rkr.data import Batches
+from rkr.data import Batches, Stream
 from rkr.data.task import Samples
 from rkr.errors import RkrError
 from rkr.experiment.events import EpochEnd, Progress, Watch
+from rkr.experiment.execution import Execution
 from rkr.experiment.folder import RunFolder
 from rkr.experiment.processes import gather, nothing_of_its_own, over_whole_batches, sum_gradients
 from rkr.experiment.samples import derived, rehearsed
-from rkr.experiment.spec import Experiment
+from rkr.experiment.spec import RunSpec
 from rkr.methods import Learner, MakeNetwork
 from rkr.methods.learner import Outcome, Phase, ReadSamples, SeenTask
 
@@ -71,17 +72,10 @@ class Loop:
     """Trains a learner on a task. Subclasses say where states and lines go, and whether to stop."""
 
     def __init__(
-        self,
-        experiment: Experiment,
-        folder: RunFolder,
-        fabric: Fabric,
-        watch: Watch,
-        save_minutes: float,
-        decode_workers: int | None,
+        self, spec: RunSpec, stream: Stream, folder: RunFolder, fabric: Fabric, watch: Watch, execution: Execution
     ) -> None:
-        self.experiment, self.folder, self.fabric = experiment, folder, fabric
+        self.spec, self.stream, self.folder, self.fabric, self.execution = spec, stream, folder, fabric, execution
         self._watch: Watch = watch if fabric.is_global_zero else lambda event: None
-        self._save_minutes, self._decode_workers = save_minutes, decode_workers
         self._at = Position()
         self._learner: Learner
         self._optimizer: Optimizer | None = None
@@ -175,7 +169,7 @@ class Loop:
 
     def _between_batches(self, batches: int, started: float) -> None:
         now = time.monotonic()
-        self._save_or_stop(started, save=now - self._last_save > 60 * self._save_minutes)
+        self._save_or_stop(started, save=now - self._last_save > 60 * self.execution.save_minutes)
         if now - self._last_progress > PROGRESS_SECONDS:
             self._last_progress = now
             loss, hits, images = self._sums.tolist()
@@ -183,7 +177,7 @@ class Loop:
             done = self._done((epoch + self._at.batch / batches) / epochs)
             self._watch(
                 Progress(
-                    self.experiment.label,
+                    self.spec.title,
                     self._at.number + 1,
                     self._learner.task.name,
                     epoch,
@@ -218,7 +212,7 @@ class Loop:
             raise Diverged(f"training diverged: {where}; choose a lower learning rate, or other options of the method")
         line = {"event": "epoch", "number": at.number + 1, "task": name, "phase": phase.name, "epoch": at.epoch}
         self._record({**line, "loss": loss, "accuracy": accuracy, "lr": lr})
-        label, (epoch, epochs) = self.experiment.label, self._counted()
+        label, (epoch, epochs) = self.spec.title, self._counted()
         self._watch(EpochEnd(label, at.number + 1, name, epoch, epochs, loss, accuracy, lr, seconds, **self._mark))
         self._epoch_seconds.append(seconds)
         self._sums.zero_()
@@ -228,17 +222,17 @@ class Loop:
 
     def _build(self, begun: int = 0) -> None:
         """Make a new learner for which so many tasks have begun, with the same draws whoever makes it."""
-        e = self.experiment
+        spec = self.spec
         self._seed("learner")
-        self._learner = e.method.build(self._network_maker(), e.head, **e.options)
-        self._learner.expects([len(task.training.class_names) for task in e.stream.tasks])
+        self._learner = spec.learner.build(self._network_maker(), spec.head, **spec.options)
+        self._learner.expects([len(task.training.class_names) for task in self.stream.tasks])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # tasks are added before anything is trained: the values come after
             for number in range(begun):
                 self._begin(number)
 
     def _begin(self, number: int) -> None:
-        training = self.experiment.stream.tasks[number].training
+        training = self.stream.tasks[number].training
         start = sum(task.classes for task in self._learner.seen)
         self._seed("task", number)
         device = self.fabric.device
@@ -270,8 +264,6 @@ class Loop:
         """Go to where training was; the learner has begun the same tasks."""
         self._learner.load_state_dict(state["learner"])
         self._at = Position(*state["position"])
-        if isinstance(state["rng"][0], Tensor):  # states were of one process once
-            state["rng"] = [state["rng"]]
         sums = state["sums"].reshape(-1, 3)
         if len(sums) == self.fabric.world_size:
             self._sums = sums[self.fabric.global_rank].clone()
@@ -283,8 +275,8 @@ class Loop:
 
     def _network_maker(self) -> MakeNetwork:
         """What builds networks for the learner: a function that does not hold this run, which has test images."""
-        make, fabric = self.experiment.make, self.fabric
-        layout = torch.channels_last if self.experiment.channels_last else torch.contiguous_format
+        make, fabric = self.spec.make, self.fabric
+        layout = torch.channels_last if self.spec.training.memory_format == "channels_last" else torch.contiguous_format
 
         def made() -> torch.nn.Module:
             network = make().to(fabric.device, memory_format=layout)  # type: ignore[call-overload]
@@ -293,7 +285,7 @@ class Loop:
         return made
 
     def _make_optimizer(self, phase: Phase) -> Optimizer:
-        s, groups = self.experiment.schedule, self._learner.groups()
+        s, groups = self.spec.training, self._learner.groups()
         lr = self._rate(phase, 0)
         if s.optimizer == "adam":
             # Fused: the plain one spends most of its time on large temporary tensors.
@@ -310,25 +302,25 @@ class Loop:
     def _epochs(self, phase: Phase) -> int:
         if phase.epochs is not None:
             return phase.epochs
-        return max(1, round(self.experiment.schedule.epochs * phase.share))
+        return max(1, round(self.spec.training.epochs * phase.share))
 
     def _rate(self, phase: Phase, epoch: int) -> float:
-        s = self.experiment.schedule
+        s = self.spec.training
         passed = sum(epoch >= milestone * phase.share for milestone in s.milestones)
         return s.lr * phase.lr_factor * s.gamma**passed
 
     def _batches(self) -> Batches:
         """The training samples that the learner wants, in random order and augmented."""
-        e = self.experiment
-        seed = derived(e.seed, "batches", self._at.number, self._at.phase, *self._words)
-        afresh = e.schedule.sampling == "afresh"
+        spec = self.spec
+        seed = derived(spec.seed, "batches", self._at.number, self._at.phase, *self._words)
+        afresh = spec.training.sampling == "afresh"
         rank, world = self.fabric.global_rank, self.fabric.world_size
         samples = rehearsed(self._learner, self._trainings(), self._kept_back)
-        return self._reader()(samples, seed=seed, augment=e.augment, rank=rank, world=world, afresh=afresh)
+        return self._reader()(samples, seed=seed, augment=spec.augment, rank=rank, world=world, afresh=afresh)
 
     def _trainings(self) -> list[Samples]:
         """Of every task so far."""
-        return [task.training.train for task in self.experiment.stream.tasks[: self._at.number + 1]]
+        return [task.training.train for task in self.stream.tasks[: self._at.number + 1]]
 
     def _in_order(self, part: Samples | None = None) -> ReadSamples:
         """A pass over a part, or over what the learner wants at that time, without holding this run and its tests.
@@ -339,9 +331,8 @@ class Loop:
         return lambda: read(rehearsed(learner, trainings, kept_back) if part is None else part).iter_from(0)
 
     def _reader(self) -> Callable[..., Batches]:
-        e, device, workers = self.experiment, self.fabric.device, self._decode_workers
-        mean, std = e.stream.mean, e.stream.std
-        return partial(Batches, batch=e.schedule.batch, mean=mean, std=std, device=device, workers=workers)
+        mean, std, device, workers = self.stream.mean, self.stream.std, self.fabric.device, self.execution.threads
+        return partial(Batches, batch=self.spec.training.batch, mean=mean, std=std, device=device, workers=workers)
 
     def _left(self, done: float) -> float | None:
         """Seconds left, by the speed so far; None where tasks may have candidates, and last longer than others."""
@@ -352,7 +343,7 @@ class Loop:
 
     def _seed(self, *words: str | int) -> None:
         """Draw from a seed of one purpose from here on."""
-        torch.manual_seed(derived(self.experiment.seed, *words))
+        torch.manual_seed(derived(self.spec.seed, *words))
 
     def _agreed(self, stop: bool, save: bool) -> tuple[bool, bool]:
         """What the first process wants, for all of them."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rkr.capacity import Capacity
 from rkr.errors import FileError
 
 FORMAT = 1
@@ -28,16 +29,6 @@ HUGE = 1e12  # beyond any percentage and any number of seconds
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # no part of a name
 
 Row = tuple[float, ...]  # fractions; row i has the accuracy on tasks 1..i after learning task i
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What the network and all tasks so far cost together."""
-
-    parameters: int  # by the paper's count
-    percent: float  # capacity: 100 is the plain network
-    bytes: int  # all that must be stored to use every task
-    multiply_adds: int | None  # for one sample of the last task; None where they were not counted
 
 
 class Epoch(NamedTuple):  # a folder of runs has hundreds of thousands of them
@@ -80,7 +71,7 @@ class Result:
     agnostic: tuple[Row | None, ...]  # top-1 accuracy with the task inferred, where it was computed
     proofs: tuple[Mapping[str, str], ...]  # for each row, task -> hash of its logits on its test images
     unchanged: tuple[bool | None, ...]  # whether all earlier tasks answer bit for bit as before; None: not promised
-    costs: tuple[Cost, ...]
+    costs: tuple[Capacity, ...]
     notes: tuple[Mapping[str, Any], ...]  # what the method recorded of each task
     epochs: tuple[Epoch, ...]
     times: tuple[Times, ...]  # of the tasks that have one, in order
@@ -130,7 +121,7 @@ def read_result(folder: str | os.PathLike[str], epochs: bool = True) -> Result:
     agnostic: list[Row | None] = []
     proofs: list[Mapping[str, str]] = []
     unchanged: list[bool | None] = []
-    costs: list[Cost] = []
+    costs: list[Capacity] = []
     learned: list[Epoch] = []
     finished = False
     for line in _lines(folder / RESULTS, without=b"" if epochs else EPOCH_LINE):
@@ -160,7 +151,11 @@ def read_result(folder: str | os.PathLike[str], epochs: bool = True) -> Result:
         unchanged.append(line.flag("unchanged"))
         cost = line.object("cost")
         multiply_adds = None if cost.get("multiply_adds") is None else cost.integer("multiply_adds")
-        costs.append(Cost(cost.integer("parameters"), cost.positive("percent"), cost.integer("bytes"), multiply_adds))
+        costs.append(
+            Capacity.from_json(
+                cost.integer("parameters"), cost.positive("percent"), cost.integer("bytes"), multiply_adds
+            )
+        )
 
     order = run.get("order")
     return Result(

@@ -217,7 +217,7 @@ class Pool(Generic[J]):
             raise
 
 
-class Processes(Pool["CandidateKey"]):
+class Helpers(Pool["CandidateKey"]):
     """Trains candidates of a run in processes, which start with the first of them and stay until the run is over.
 
     Args:

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from rkr.atomic import write_atomic
+from rkr.capacity import Capacity
 from rkr.core.changes import Change
 from rkr.core.options import Options
 from rkr.core.sites import Site
 from rkr.core.state import TaskState, is_statistic
 from rkr.errors import UsageError
-from rkr.methods.learner import Capacity, MakeNetwork, ReadSamples, SeenTask
+from rkr.methods.learner import MakeNetwork, ReadSamples, SeenTask
 from rkr.methods.shared.anchor import gradient
 from rkr.methods.shared.changed import Changed
 

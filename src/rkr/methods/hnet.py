@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from rkr.capacity import Capacity
 from rkr.core.changes import Change
 from rkr.core.model import RectifiedModel
 from rkr.core.options import Options
 from rkr.core.sites import BATCH_NORMS, Site, join, weight_kind
 from rkr.core.state import STATISTICS, TaskState, version_key
 from rkr.errors import UsageError
-from rkr.methods.learner import Capacity, Learner, MakeNetwork, Outcome, SeenTask, nbytes, plain_size
+from rkr.methods.learner import Learner, MakeNetwork, Outcome, SeenTask, nbytes, plain_size
 
 INITS = ("fan_in", "xavier")
 

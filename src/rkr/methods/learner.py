@@ -45,6 +45,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rkr.atomic import write_atomic
+from rkr.capacity import Capacity
 from rkr.core.cost import multiply_adds
 from rkr.core.sites import norm_parameters
 
@@ -91,28 +92,6 @@ class Phase:
     share: float = 1.0
     lr_factor: float = 1.0
     same_optimizer: bool = False  # goes on with the optimiser of the phase before, which must train the same groups
-
-
-@dataclass(frozen=True)
-class Capacity:
-    """What must be kept to use every task learned so far.
-
-    Attributes:
-        parameters: By the paper's count: heads lie within the plain network's 100 %, statistics are not counted.
-        network: Parameters of the plain network: 100 %.
-        bytes: Of everything, heads and statistics and memories of samples included.
-        multiply_adds: For one sample of the last task.
-    """
-
-    parameters: int
-    network: int
-    bytes: int
-    multiply_adds: int | None
-
-    @property
-    def percent(self) -> float:
-        """The paper's "capacity"."""
-        return 100 * self.parameters / self.network
 
 
 class Learner(nn.Module):
@@ -277,19 +256,11 @@ class Learner(nn.Module):
 # Pieces
 
 
-@dataclass(frozen=True)
-class PlainSize:
-    """The plain network, with its own head."""
-
-    parameters: int
-    multiply_adds: int | None
-
-
-def plain_size(network: nn.Module) -> PlainSize:
-    """Count a network; multiply-adds where it tells its `input_shape`."""
-    shape = getattr(network, "input_shape", None)
+def plain_size(network: nn.Module) -> Capacity:
+    """The capacity of a plain network with its own head; multiply-adds are known if it has an `input_shape`."""
+    shape, parameters = getattr(network, "input_shape", None), sum(p.numel() for p in network.parameters())
     macs = None if shape is None else multiply_adds(network, shape)[0]
-    return PlainSize(sum(p.numel() for p in network.parameters()), macs)
+    return Capacity(parameters, parameters, nbytes(network), macs)
 
 
 def decay_groups(network: nn.Module, leave_out: set[int] = frozenset()) -> list[dict[str, Any]]:  # type: ignore[assignment]

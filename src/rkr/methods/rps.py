@@ -21,12 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
+from rkr.capacity import Capacity
 from rkr.core.cost import multiply_adds
 from rkr.core.graph import norm_after, traced
 from rkr.core.sites import BATCH_NORMS, weight_kind
 from rkr.core.state import version_key
 from rkr.errors import UsageError
-from rkr.methods.learner import Capacity, MakeNetwork, Outcome, ReadSamples, SeenTask
+from rkr.methods.learner import MakeNetwork, Outcome, ReadSamples, SeenTask
 from rkr.methods.shared.rehearsing import Rehearsing
 
 EXEMPLARS = ("random", "herding")

@@ -66,7 +66,7 @@ def test_progress_once_a_second(script: list[Any], clock: Any) -> None:
     for event in script:
         watch(event)
     kinds = [strict(line)["event"] for line in stream.getvalue().splitlines()]
-    assert kinds == ["started", "progress", *["epochend", "epochend", "taskend"] * 2, "finished", "failed"]
+    assert kinds == ["started", "progress", *["epoch", "epoch", "task"] * 2, "finished", "failed"]
 
 
 def test_every_line_is_written_at_once(script: list[Any]) -> None:
@@ -120,7 +120,7 @@ def test_candidates() -> None:
     for event in events:
         JsonLines(stream)(event)
     lines = [strict(line) for line in stream.getvalue().splitlines()]
-    assert [line["event"] for line in lines] == ["progress", "epochend", "candidateend", "candidateend", "epochend"]
+    assert [line["event"] for line in lines] == ["progress", "epoch", "candidate", "candidate", "epoch"]
     assert lines[2]["candidate"] == [3, 8]
     assert lines[3]["score"] is None
     assert not {"round", "candidate"} & set(lines[4])

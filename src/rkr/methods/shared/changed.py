@@ -6,12 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
+from rkr.capacity import Capacity
 from rkr.core.changes import Change
 from rkr.core.model import RectifiedModel
 from rkr.core.options import Options
 from rkr.core.sites import WEIGHTS, Site
 from rkr.errors import UsageError
-from rkr.methods.learner import Capacity, Learner, MakeNetwork, Outcome, SeenTask, plain_size
+from rkr.methods.learner import Learner, MakeNetwork, Outcome, SeenTask, plain_size
 
 INITS = ("previous", "random")
 

@@ -8,12 +8,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from rkr.capacity import Capacity
 from rkr.core.cost import multiply_adds
 from rkr.core.options import Options
 from rkr.core.sites import Site
 from rkr.core.state import is_statistic
 from rkr.methods.growth.growth import Growth, layout_of
-from rkr.methods.learner import Capacity, MakeNetwork, Phase, ReadSamples, nbytes
+from rkr.methods.learner import MakeNetwork, Phase, ReadSamples, nbytes
 from rkr.methods.shared.changed import Changed
 
 
