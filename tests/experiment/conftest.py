@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -18,6 +19,13 @@ import torch
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE))  # for small_runs
+
+_found = importlib.util.spec_from_file_location("report_fixtures", HERE.parent / "report" / "conftest.py")
+assert _found is not None
+assert _found.loader is not None
+_report = importlib.util.module_from_spec(_found)
+_found.loader.exec_module(_report)
+run_folder, a_result = _report.run_folder, _report.a_result  # fixtures of result files
 
 
 class Process:

@@ -120,7 +120,7 @@ def _norm(source: str, shares: list[int], target: str) -> None:
     if absent:
         x, weights = torch.ones(1, *given["x"].shape[1:], dtype=x.dtype), torch.zeros(1, *given["x"].shape[1:])
     x = x.clone().requires_grad_()
-    with processes.nothing_of_its_own(absent):
+    with processes.placeholder_batch(absent):
         y = network(x)
     (y * weights.to(y.dtype)).sum().backward()
     processes.sum_gradients(fabric, network.parameters())

@@ -203,7 +203,7 @@ def test_two_processes_on_one_folder(server: Server, tmp_path: Path, recipe: Pat
     for _ in range(2):
         second = server.cli(*command)
         assert second.wait() == 2
-        assert second.stderr == f"rkr: {folder}: another process is running this: wait for it, or stop it first\n"
+        assert second.stderr == f"rkr: {folder}: another process is executing this run: wait for it, or stop it first\n"
     assert first.poll() is None
     assert first.kill() == -signal.SIGKILL
     third = server.cli(*command)

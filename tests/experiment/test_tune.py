@@ -139,7 +139,7 @@ def test_from_the_command_line(tmp_path: Path, command: Callable[..., tuple[int,
     shown = [line for line in out.splitlines() if line.startswith("l2t-strength-")]
     assert len(shown) == 2
     assert shown[0].startswith(f"l2t-strength-{chosen:g}: ")  # the best comes first
-    assert "already complete" in tune("--grid", "strength=0.1,1000")  # a search goes on where it was
+    assert "already finished" in tune("--grid", "strength=0.1,1000")  # a search goes on where it was
     event = json.loads(tune("--grid", "strength=0.1,1000", "--json").splitlines()[-1])
     assert event["chosen"] == {"strength": chosen}
     assert list(event["tried"].values()) == sorted(event["tried"].values(), reverse=True)

@@ -233,7 +233,7 @@ def test_a_complete_run_may_be_found_so_by_several_at_once(tmp_path: Path) -> No
         with pytest.raises(UsageError, match=r"holds a run with other settings \(the data have changed\)"):
             execute(tmp_path, make_case("rkr", stream=other))
     (tmp_path / "results.jsonl").unlink()
-    with RunFolder(tmp_path).locked(), pytest.raises(UsageError, match="another process is running this"):
+    with RunFolder(tmp_path).locked(), pytest.raises(UsageError, match="another process is executing this run"):
         execute(tmp_path, case)
 
 

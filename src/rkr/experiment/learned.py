@@ -1,4 +1,4 @@
-"""What a run has learned, ready for use."""
+"""Loads what a run has learned."""
 
 from __future__ import annotations
 

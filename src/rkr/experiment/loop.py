@@ -26,7 +26,7 @@ from rkr.errors import RkrError
 from rkr.experiment.events import EpochEnd, Progress, Watch
 from rkr.experiment.execution import Execution
 from rkr.experiment.folder import RunFolder
-from rkr.experiment.processes import gather, nothing_of_its_own, over_whole_batches, sum_gradients
+from rkr.experiment.processes import gather, over_whole_batches, placeholder_batch, sum_gradients
 from rkr.experiment.samples import derived, rehearsed
 from rkr.experiment.spec import RunSpec
 from rkr.methods import Learner, MakeNetwork
@@ -59,17 +59,17 @@ class CandidateKey(NamedTuple):
 
 
 class Interrupted(Exception):
-    """The user wants to stop; the state is saved."""
+    """A stop was requested, and the state is saved."""
 
 
 class Diverged(RkrError):
-    """The loss is not finite, which says nothing about other runs."""
+    """The loss is not finite. Other runs may still succeed."""
 
     exit_code = 3  # of the command
 
 
 class Loop:
-    """Trains a learner on a task. Subclasses say where states and lines go, and whether to stop."""
+    """Trains a learner on a task. Subclasses decide where states and result lines go, and when to stop."""
 
     def __init__(
         self, spec: RunSpec, stream: Stream, folder: RunFolder, fabric: Fabric, watch: Watch, execution: Execution
@@ -91,11 +91,11 @@ class Loop:
     # -- what subclasses decide ---------------------------------------------------------------------------
 
     def _save(self, task_seconds: float) -> None:
-        """Keep the state."""
+        """Save the state."""
         raise NotImplementedError
 
     def _record(self, line: dict[str, Any]) -> None:
-        """Keep the line of an epoch."""
+        """Record the line of an epoch."""
         raise NotImplementedError
 
     def _asked(self) -> bool:
@@ -103,17 +103,17 @@ class Loop:
         raise NotImplementedError
 
     def _done(self, of_task: float = 0.0) -> float:
-        """The share that is done of the whole, from that of the task's training."""
+        """The share of all training that is done, from the share of the task's training."""
         raise NotImplementedError
 
     # -- the loop -----------------------------------------------------------------------------------------
 
     def _learn(self, state: dict[str, Any] | None) -> None:
-        """Train the task at hand, from the position at hand."""
+        """Train the current task, from the current position."""
         learner, at = self._learner, self._at
         started = time.monotonic()
         self._epoch_seconds = []
-        while at.phase < len(phases := learner.phases()):  # which may depend on how the phases before went
+        while at.phase < len(phases := learner.phases()):  # they may depend on earlier phases
             phase = phases[at.phase]
             self._seed("phase", at.number, at.phase, *self._words)
             learner.prepare(phase, self._in_order())
@@ -121,7 +121,7 @@ class Loop:
                 self._seed("steps", at.number, at.phase, self.fabric.global_rank, *self._words)
             if self._optimizer is None or not phase.same_optimizer:
                 self._optimizer = self._make_optimizer(phase)
-            if state is not None and state["optimizer"] is not None:  # it was saved amid this phase
+            if state is not None and state["optimizer"] is not None:  # it was saved during this phase
                 learner.load_state_dict(state["learner"])  # again, as `prepare` may write to it
                 _load_optimizer(self._optimizer, state["optimizer"])
                 _set_rng(state["rng"][self.fabric.global_rank % len(state["rng"])])
@@ -130,7 +130,7 @@ class Loop:
             while at.epoch < self._epochs(phase):
                 self._train_epoch(phase, batches, started)
                 if at.epoch == self._epochs(phase):
-                    self._save_or_stop(started, save=True)  # what a method does next can take long
+                    self._save_or_stop(started, save=True)  # the method's next step can take long
             at.phase, at.epoch = at.phase + 1, 0
         self._task_seconds += time.monotonic() - started
         self._optimizer = None
@@ -148,9 +148,9 @@ class Loop:
         for x, y in batches.iter_from(at.epoch, at.batch):
             size = learner.whole_batch = batches.size(at.batch)
             share = len(y) / size
-            if not share:  # a small last batch: this process takes part in the sums, with nothing of its own
+            if not share:  # a small last batch: this process joins the sums with a placeholder
                 x, y = x.new_zeros(1, *x.shape[1:]), y.new_full((1,), learner.task.start)
-            with fabric.autocast(), nothing_of_its_own(not share):
+            with fabric.autocast(), placeholder_batch(not share):
                 outcome = learner.loss(x, y)
             loss = outcome.loss if fabric.world_size == 1 else outcome.loss * share
             optimizer.zero_grad(set_to_none=True)
@@ -221,7 +221,7 @@ class Loop:
     # -- the learner and its state ------------------------------------------------------------------------
 
     def _build(self, begun: int = 0) -> None:
-        """Make a new learner for which so many tasks have begun, with the same draws whoever makes it."""
+        """Build a new learner and begin `begun` tasks, with the same random values in every process."""
         spec = self.spec
         self._seed("learner")
         self._learner = spec.learner.build(self._network_maker(), spec.head, **spec.options)
@@ -242,7 +242,7 @@ class Loop:
         self._learner.begin(seen)
 
     def _adopt(self, key: CandidateKey, candidate: Any) -> None:
-        """Let the learner become a candidate, with the same draws whoever does it."""
+        """Adopt a candidate, with the same random values in every process."""
         self._seed("adopt", *key)
         self._learner.adopt(candidate)
 
@@ -261,20 +261,20 @@ class Loop:
         }
 
     def _restore(self, state: dict[str, Any]) -> None:
-        """Go to where training was; the learner has begun the same tasks."""
+        """Restore a state; the learner has begun the same tasks."""
         self._learner.load_state_dict(state["learner"])
         self._at = Position(*state["position"])
         sums = state["sums"].reshape(-1, 3)
         if len(sums) == self.fabric.world_size:
             self._sums = sums[self.fabric.global_rank].clone()
-        elif self.fabric.is_global_zero:  # there were more processes, or fewer
+        elif self.fabric.is_global_zero:  # the number of processes has changed
             self._sums = sums.sum(0)
         self._task_seconds = state["task_seconds"]
 
     # -- pieces -------------------------------------------------------------------------------------------
 
     def _network_maker(self) -> MakeNetwork:
-        """What builds networks for the learner: a function that does not hold this run, which has test images."""
+        """Builds networks for the learner: a function without a reference to this run, which holds test samples."""
         make, fabric = self.spec.make, self.fabric
         layout = torch.channels_last if self.spec.training.memory_format == "channels_last" else torch.contiguous_format
 
@@ -295,7 +295,7 @@ class Loop:
         return SGD(groups, lr=lr, momentum=s.momentum, weight_decay=s.weight_decay)
 
     def _counted(self) -> tuple[int, int]:
-        """The epoch at hand and all epochs of the task, counted through its phases."""
+        """The current epoch and the number of epochs of the task, counted through its phases."""
         lengths = [self._epochs(phase) for phase in self._learner.phases()]
         return sum(lengths[: self._at.phase]) + self._at.epoch, sum(lengths)
 
@@ -319,11 +319,11 @@ class Loop:
         return self._reader()(samples, seed=seed, augment=spec.augment, rank=rank, world=world, afresh=afresh)
 
     def _trainings(self) -> list[Samples]:
-        """Of every task so far."""
+        """The training samples of every task so far."""
         return [task.training.train for task in self.stream.tasks[: self._at.number + 1]]
 
     def _in_order(self, part: Samples | None = None) -> ReadSamples:
-        """A pass over a part, or over what the learner wants at that time, without holding this run and its tests.
+        """A pass over a part, or over what the learner wants at that time. Keeps no reference to this run's tests.
 
         All of it in every process, not a share: what learners keep of it must be the same everywhere.
         """
@@ -335,18 +335,18 @@ class Loop:
         return partial(Batches, batch=self.spec.training.batch, mean=mean, std=std, device=device, workers=workers)
 
     def _left(self, done: float) -> float | None:
-        """Seconds left, by the speed so far; None where tasks may have candidates, and last longer than others."""
+        """Seconds left at the speed so far; None for methods with candidates, whose tasks differ in length."""
         if type(self._learner).rounds is not Learner.rounds:
             return None
         gained = done - self._done_at_start
         return (time.monotonic() - self._began) * (1 - done) / gained if gained > 0 else None
 
     def _seed(self, *words: str | int) -> None:
-        """Draw from a seed of one purpose from here on."""
+        """Seed the random generator for one purpose."""
         torch.manual_seed(derived(self.spec.seed, *words))
 
     def _agreed(self, stop: bool, save: bool) -> tuple[bool, bool]:
-        """What the first process wants, for all of them."""
+        """The decision of the first process, for all of them."""
         if self.fabric.world_size == 1:
             return stop, save
         flags = torch.tensor([stop, save], device=self.fabric.device)
@@ -355,15 +355,15 @@ class Loop:
 
 
 def loss_and_hits(outcome: Outcome) -> Tensor:
-    """Of a batch, in float64 (2,) on the CPU, in one transfer. Hits are NaN where they have no meaning."""
+    """Loss and hits of a batch, in float64 (2,) on the CPU, in one transfer. Hits are NaN if they have no meaning."""
     loss = outcome.loss.detach()
-    kind = torch.promote_types(loss.dtype, torch.float32)  # counts hits rightly; Apple's GPUs have no float64
+    kind = torch.promote_types(loss.dtype, torch.float32)  # exact for counts; Apple's GPUs have no float64
     hits = loss.new_tensor(math.nan) if outcome.correct is None else outcome.correct
     return torch.stack([loss.to(kind), hits.to(kind)]).cpu().double()
 
 
 def be_deterministic() -> None:
-    """Let the same input give the same bits."""
+    """Make computations repeatable bit for bit."""
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
 

@@ -46,7 +46,18 @@ __all__ = ["Run"]
 
 
 class Run(Loop):
-    """Runs an experiment in a folder, from the beginning or from where it was."""
+    """Executes a `RunSpec` in a folder, from the beginning or from the last saved state.
+
+    Args:
+        spec: Everything that decides the results.
+        stream: The tasks.
+        folder: Where the run's files are.
+        fabric: Device, precision and processes.
+        watch: Called with every event.
+        execution: Settings that do not change results.
+        helpers: Processes that train candidates.
+        similar: Folders of other runs; a finished one with the same settings is copied.
+    """
 
     def __init__(
         self,
@@ -66,7 +77,7 @@ class Run(Loop):
         self._stop = self._repeatable = False
 
     def execute(self) -> bool:
-        """Run to the end. False if it was interrupted, and can go on."""
+        """Run to the end. False if it was interrupted and can be resumed."""
         label, path = self.spec.title, str(self.folder.path)
         try:
             with self._held(), signals(self._take_note):
@@ -113,7 +124,7 @@ class Run(Loop):
 
     @property
     def stop_wanted(self) -> bool:
-        """Whether the user asked to stop, be it that the run was at its end anyway."""
+        """True if a stop was requested, even at the end of the run."""
         return self._stop
 
     def _take_note(self) -> None:
@@ -122,9 +133,9 @@ class Run(Loop):
 
     @contextmanager
     def _repeated_if_stopped(self) -> Iterator[None]:
-        """What is done here is all in memory, and is done again after the last state: to stop, nobody waits for it.
+        """A block that can be interrupted at once: it only changes memory, and is repeated from the last saved state.
 
-        Several processes must stop at the same place, and do wait.
+        Several processes must stop at the same place, so they finish it.
         """
         self._repeatable = self.fabric.world_size == 1
         try:
@@ -139,8 +150,8 @@ class Run(Loop):
             raise Interrupted
 
     def _epoch_at_hand(self) -> int:
-        """Counted through the phases of the task; the last one while the task is tested."""
-        if len(self._learner.seen) == self._at.number:  # it has not begun
+        """The current epoch, counted through the phases of the task; the last one while the task is tested."""
+        if len(self._learner.seen) == self._at.number:  # the task has not begun
             return 0
         epoch, epochs = self._counted()
         return max(0, min(epoch, epochs - 1))
@@ -245,7 +256,7 @@ class Run(Loop):
             raise Interrupted
 
     def _unchanged(self, row: Row) -> bool | None:
-        """Whether every earlier task answers bit for bit as when it was learned."""
+        """Whether the outputs of every earlier task are bit-identical to those when it was learned."""
         if not self._learner.isolating:
             return None
         first: dict[str, str] = {}
@@ -257,10 +268,10 @@ class Run(Loop):
     # -- candidates ---------------------------------------------------------------------------------------
 
     def _choose(self, rounds: int, resumed: dict[str, Any] | None) -> None:
-        """Learn the task at hand by candidates: train those of every round, and become the best of all.
+        """Learn the current task by candidates: train those of every round, and adopt the best.
 
-        The state is saved when a round begins. All that follows, up to the next one, is repeated after an interruption,
-        but for candidates whose files are there.
+        The state is saved when a round begins. After an interruption the round is repeated, except for candidates that
+        are already trained.
         """
         learner, number = self._learner, self._at.number
         tried = [] if resumed is None else [Tried(**one) for one in resumed["tried"]]
@@ -288,7 +299,7 @@ class Run(Loop):
         """Begin a round: ask for its candidates and save the state with them."""
         number, best, first = self._at.number, best_of(tried), self.fabric.is_global_zero
         self._seed("propose", number, at)
-        candidates = json.loads(json.dumps(self._learner.propose(at)))  # the same values as after an interruption
+        candidates = json.loads(json.dumps(self._learner.propose(at)))  # the same values as when resumed
         if first:
             earlier = {CandidateKey(number, one.round, one.index).file for one in tried}
             self.folder.drop_candidates(lambda name: name in earlier)  # nothing of this round is left from before
@@ -300,7 +311,7 @@ class Run(Loop):
         return candidates
 
     def _train_round(self, at: int, rounds: int, candidates: list[Any], resumed: bool) -> list[Tried]:
-        """Train the candidates of a round that are not trained yet: here, or by others."""
+        """Train the remaining candidates of a round, here or in other processes."""
         spec, learner, count = self.spec, self._learner, len(candidates)
         found: dict[int, Tried] = {}
         shares = dict.fromkeys(range(count), 0.0)  # of each candidate, how much is done
@@ -353,11 +364,11 @@ class Run(Loop):
         return Candidate(self, key, watch)
 
     def _become(self, best: Tried) -> None:
-        """Adopt the winner and what it has learned; its epochs are those of the task."""
+        """Adopt the winner and its trained state, and record its epochs as those of the task."""
         spec, key = self.spec, CandidateKey(self._at.number, best.round, best.index)
         trained = read_trained(self.folder.candidates / key.file)
         if trained is None or trained.learner is None:
-            raise RkrError(f"{self.folder.candidates / key.file}: is missing: remove {self.folder.path} to start anew")
+            raise RkrError(f"{self.folder.candidates / key.file}: is missing: remove {self.folder.path} to start over")
         self._adopt(key, best.candidate)
         self._learner.load_state_dict(trained.learner)
         self._epoch_seconds = trained.epoch_seconds
@@ -367,7 +378,7 @@ class Run(Loop):
             self._watch(EpochEnd(spec.title, line["number"], line["task"], epoch, len(trained.lines), *values))
 
     def _first_says(self, value: bool) -> bool:
-        """What the first process has found, for all of them."""
+        """The value of the first process, for all of them."""
         return bool(gather(self.fabric, value)[0])
 
     # -- state --------------------------------------------------------------------------------------------
@@ -380,7 +391,7 @@ class Run(Loop):
         self._last_save = time.monotonic()
 
     def _resume(self) -> dict[str, Any] | None:
-        """Make the learner, and go to the last saved state, if there is one."""
+        """Build the learner, and restore the last saved state, if there is one."""
         if self.fabric.is_global_zero:
             state = self.folder.resume()
         self.fabric.barrier()
@@ -409,7 +420,7 @@ class Run(Loop):
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """Nobody writes to a complete run, so several processes may find it so at once."""
+        """Lock the folder. A finished run is not written to, so it needs no lock."""
         if self.fabric.is_global_zero and not self.folder.finished:
             with self.folder.locked():
                 yield
@@ -423,5 +434,5 @@ def _candidate_end(label: str, task: str, key: CandidateKey, rounds: int, count:
 
 
 def _finite(score: float) -> float | None:
-    """JSON has no infinity: null instead."""
+    """JSON has no infinity: None instead."""
     return score if math.isfinite(score) else None

@@ -24,7 +24,9 @@ def test_round_trip(script: list[Any], play: Any, clock: Any) -> None:
     with JsonLines(stream, clock=clock) as watch:
         play(watch, script, 1.0)
     lines = stream.getvalue().splitlines()
-    assert [strict(line)["event"] for line in lines] == [type(event).__name__.lower() for event in script]
+    assert [strict(line)["event"] for line in lines] == [
+        type(event).__name__.removesuffix("End").lower() for event in script
+    ]
     back: list[Any] = []
     relay(lines, back.append)
     assert repr(back) == repr(script)  # NaN is not equal to itself, but reads the same
