@@ -21,14 +21,14 @@ import torch
 from measure import in_its_own_process
 from torch import Tensor, nn
 
-from rkr.data import Augment, Images, Source, Stream, load_source, split
+from rkr.data import Images, Source, Stream, load_source, split
 from rkr.data.cifar import CIFAR100
 from rkr.data.download import find
 from rkr.experiment.events import EpochEnd, Event, Started, TaskEnd
 from rkr.experiment.processes import make_fabric
 from rkr.experiment.recipes import Recipe, load_recipe
 from rkr.experiment.run import Run
-from rkr.experiment.spec import Experiment
+from rkr.experiment.spec import RunSpec
 from rkr.methods import METHODS
 
 ROUNDS = 5
@@ -58,15 +58,15 @@ def two_tasks() -> Stream:
 
 def engine(recipe: Recipe, stream: Stream, method: str) -> Measure:
     """A run of two tasks, one epoch each. The time of an epoch includes that of making room for its task."""
-    experiment = Experiment(
-        label=method,
-        stream=stream,
+    spec = RunSpec(
+        recipe=recipe.name,
+        method=method,
+        order="A",
+        learner=METHODS[method],
+        options={},
         make=recipe.build_network,
         head=recipe.network.head,
-        method=METHODS[method],
-        options={},
-        schedule=recipe.training,
-        augment=Augment(**recipe.training.augment.model_dump()),
+        training=recipe.training,
         agnostic="never",
     )
     fabric = make_fabric("cpu")
@@ -83,7 +83,7 @@ def engine(recipe: Recipe, stream: Stream, method: str) -> Measure:
                 times[f"{method}, task {event.number}"] = time.process_time() - began
 
         with tempfile.TemporaryDirectory() as folder:
-            Run(experiment, Path(folder) / "run", fabric, watch).execute()
+            Run(spec, stream, Path(folder) / "run", fabric, watch).execute()
         return times
 
     return measure

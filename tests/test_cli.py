@@ -167,7 +167,7 @@ def test_errors_are_one_line(command: Command, words: tuple[str, ...], said: str
     [
         (("--order=--5",), "rkr: no order '--5'; give a seed (0, 1, ...)"),
         (("--order", "²"), "rkr: no order '²'; give a seed (0, 1, ...)"),
-        (("--seed", "²"), "rkr: --seed: a seed is a whole number of at least 0, not '²'"),
+        (("--seed", "²"), "rkr: --seed: a seed is an integer of at least 0, not '²'"),
         (("--precision", "16-mixed"), "rkr: --precision must be one of 32-true, bf16-mixed, not '16-mixed'"),
     ],
 )

@@ -102,7 +102,7 @@ def _run(folder: str, method: str, save_minutes: float = 0.0, **changes: Any) ->
 
 
 def _zeroshot(folder: str, method: str, **changes: Any) -> None:
-    small_runs.execute(folder, small_zeroshot.make_experiment(method, **changes))
+    small_runs.execute(folder, small_zeroshot.make_case(method, **changes))
 
 
 def _norm(source: str, shares: list[int], target: str) -> None:
@@ -120,7 +120,7 @@ def _norm(source: str, shares: list[int], target: str) -> None:
     if absent:
         x, weights = torch.ones(1, *given["x"].shape[1:], dtype=x.dtype), torch.zeros(1, *given["x"].shape[1:])
     x = x.clone().requires_grad_()
-    with processes.nothing_of_its_own(absent):
+    with processes.placeholder_batch(absent):
         y = network(x)
     (y * weights.to(y.dtype)).sum().backward()
     processes.sum_gradients(fabric, network.parameters())

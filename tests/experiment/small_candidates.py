@@ -13,14 +13,15 @@ from typing import Any, ClassVar
 
 import small_runs
 import torch
+from small_runs import Case
 from torch import Tensor, nn
 
 from rkr.experiment.display import JsonLines
 from rkr.experiment.events import EpochEnd, Event
+from rkr.experiment.execution import Execution
 from rkr.experiment.processes import make_fabric
 from rkr.experiment.run import Run
-from rkr.experiment.spec import Experiment
-from rkr.experiment.workers import DONE, Processes, asked_lines
+from rkr.experiment.workers import DONE, Helpers, asked_lines
 from rkr.methods import METHODS, Method
 from rkr.methods.learner import MakeNetwork, Outcome, Phase, ReadSamples, SeenTask
 from rkr.methods.shared.one_network import OneNetwork
@@ -159,10 +160,10 @@ class Trials(OneNetwork):
 TRIALS = Method(Trials, "for tests")
 
 
-def make_experiment(**changes: Any) -> Experiment:
+def make_case(**changes: Any) -> Case:
     """2 rounds of 3 candidates for tasks 0 and 2, and none for task 1."""
-    settings = {"settings": {"method": "trials"}, "label": "spots trials"}
-    return small_runs.make_experiment("rkr", **{**settings, **changes, "method": TRIALS})
+    settings = {"settings": {"method": "trials"}, "method": "trials"}
+    return small_runs.make_case("rkr", **{**settings, **changes, "learner": TRIALS})
 
 
 def execute(
@@ -173,14 +174,14 @@ def execute(
     **changes: Any,
 ) -> bool:
     """A run, with candidates in processes of their own if there are several workers."""
-    how = (make_fabric("cpu"), watch, save_minutes)
+    how = (make_fabric("cpu"), watch, Execution(save_minutes=save_minutes))
     plain = {**changes, "dtype": getattr(torch, changes["dtype"])} if "dtype" in changes else changes
-    experiment = make_experiment(**plain)
+    case = make_case(**plain)
     if workers == 1:
-        return Run(experiment, Path(folder), *how).execute()
+        return Run(*case, Path(folder), *how).execute()
     given = json.dumps({"folder": str(folder), "save_minutes": save_minutes, "changes": changes})
-    with Processes([sys.executable, "-W", "ignore", __file__, given], workers, 1) as crew:
-        return Run(experiment, Path(folder), *how, crew=crew).execute()
+    with Helpers([sys.executable, "-W", "ignore", __file__, given], workers, 1) as helpers:
+        return Run(*case, Path(folder), *how, helpers=helpers).execute()
 
 
 def register() -> None:
@@ -197,7 +198,7 @@ def _help(folder: str, save_minutes: float, changes: dict[str, Any]) -> None:
         if isinstance(event, EpochEnd):
             time.sleep(pause)
 
-    run = Run(make_experiment(**changes), Path(folder), make_fabric("cpu"), watch, save_minutes)
+    run = Run(*make_case(**changes), Path(folder), make_fabric("cpu"), watch, Execution(save_minutes=save_minutes))
     sys.exit(0 if run.help(asked_lines(), lambda: print(DONE, flush=True)) else 130)
 
 

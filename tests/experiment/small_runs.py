@@ -7,9 +7,8 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,11 +16,13 @@ from torch import Tensor, nn
 
 import rkr.atomic
 import rkr.experiment.folder
-from rkr.data import Augment, Images, Stream, Task, Training
+from rkr.data import Images, Stream, Task, Training
 from rkr.experiment.events import Event
+from rkr.experiment.execution import Execution
 from rkr.experiment.processes import make_fabric
+from rkr.experiment.recipes.settings import TrainingSettings
 from rkr.experiment.run import Run
-from rkr.experiment.spec import Experiment
+from rkr.experiment.spec import RunSpec
 from rkr.methods import METHODS, Method
 from rkr.methods.learner import Learner, Outcome, Phase, ReadSamples, SeenTask
 from rkr.methods.shared.one_network import OneNetwork
@@ -60,22 +61,31 @@ def few_digits(methods: Sequence[str], tasks: int = 5, augment: bool = False) ->
     """
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A schedule of 3 batches an epoch, the last one smaller."""
+SCHEDULE: dict[str, Any] = {  # 3 batches an epoch, the last one smaller
+    "epochs": 2,
+    "batch": 8,
+    "lr": 0.05,
+    "momentum": 0.9,
+    "weight_decay": 5e-4,
+    "milestones": (1,),
+    "augment": {"pad": 1},
+}
 
-    epochs: int = 2
-    batch: int = 8
-    optimizer: str = "sgd"
-    lr: float = 0.05
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    milestones: Sequence[int] = (1,)
-    gamma: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    amsgrad: bool = False
-    sampling: str = "passes"
+
+class Case(NamedTuple):
+    """What a run is made of."""
+
+    spec: RunSpec
+    stream: Stream
+
+
+def training(usual: dict[str, Any], changes: dict[str, Any]) -> TrainingSettings:
+    """Takes the fields of the schedule out of changes."""
+    values = {**usual, **{key: changes.pop(key) for key in TrainingSettings.model_fields if key in changes}}
+    values["milestones"] = tuple(m for m in values.get("milestones", ()) if m < values["epochs"])
+    if values.get("optimizer") == "adam":
+        values["momentum"] = 0.0
+    return TrainingSettings(**values)
 
 
 class Net(nn.Module):
@@ -177,35 +187,36 @@ class Forgetful(OneNetwork):
 LEARNERS = {**METHODS, "two-phases": Method(TwoPhases, "for tests"), "forgetful": Method(Forgetful, "for tests")}
 
 
-def make_experiment(method: str = "rkr", /, **changes: Any) -> Experiment:
-    """A run of 3 tasks, 2 epochs, 3 batches; `dropout`, `dtype` and fields of `Plan` may be changed too."""
+def make_case(method: str = "rkr", /, **changes: Any) -> Case:
+    """A run of 3 tasks, 2 epochs, 3 batches; `dropout`, `dtype` and fields of the schedule may be changed too."""
     net = {key: changes.pop(key) for key in ("dropout", "dtype") if key in changes}
-    plan = Plan(**{key: changes.pop(key) for key in Plan.__dataclass_fields__ if key in changes})
-    stream = make_stream(**{key: changes.pop(key) for key in ("tasks", "train", "test", "classes") if key in changes})
+    schedule = training(SCHEDULE, changes)
+    size = {key: changes.pop(key) for key in ("tasks", "train", "test", "classes") if key in changes}
+    stream = changes.pop("stream", None) or make_stream(**size)
     fields: dict[str, Any] = {
-        "label": f"spots {method}",
-        "stream": stream,
+        "recipe": "spots",
+        "method": method,
+        "order": "fixed",
         "make": lambda: Net(**net),
         "head": "fc",
-        "method": LEARNERS[method],
+        "learner": changes.pop("learner", None) or LEARNERS[method],
         "options": {},
-        "schedule": plan,
-        "augment": Augment(pad=1),
-        "settings": {"method": method, "training": {"lr": plan.lr, "epochs": plan.epochs}},
+        "training": schedule,
+        "settings": {"method": method, "training": {"lr": schedule.lr, "epochs": schedule.epochs}},
     }
-    return Experiment(**{**fields, **changes})
+    return Case(RunSpec(**{**fields, **changes}), stream)
 
 
 def execute(
     folder: Path | str,
-    experiment: Experiment | str = "rkr",
+    case: Case | str = "rkr",
     watch: Callable[[Event], None] = lambda event: None,
     save_minutes: float = FOREVER,
     **changes: Any,
 ) -> bool:
-    if isinstance(experiment, str):
-        experiment = make_experiment(experiment, **changes)
-    return Run(experiment, Path(folder), make_fabric("cpu"), watch, save_minutes).execute()
+    if isinstance(case, str):
+        case = make_case(case, **changes)
+    return Run(*case, Path(folder), make_fabric("cpu"), watch, Execution(save_minutes=save_minutes)).execute()
 
 
 def outcome(folder: Path) -> dict[str, bytes]:

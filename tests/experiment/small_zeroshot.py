@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from small_runs import Plan
+from small_runs import Case, training
 from torch import Tensor
 
 from rkr.data import Stream, Task, Training
 from rkr.data.task import Features
-from rkr.experiment.spec import Experiment
+from rkr.experiment.spec import RunSpec
 from rkr.methods import ZERO_SHOT_METHODS
 from rkr.networks import CadaVae
 
@@ -59,26 +59,36 @@ def make_stream(tasks: int = 3, validation: bool = False) -> Stream:
     return Stream("places", tuple(made), (), (), order)
 
 
-def make_experiment(method: str = "rkr", /, **changes: Any) -> Experiment:
-    """A run of 3 tasks, 2 epochs, 3 batches; `tasks`, `validation`, `quiet` and fields of `Plan` may be changed too."""
+SCHEDULE: dict[str, Any] = {
+    "epochs": EPOCHS,
+    "batch": 8,
+    "optimizer": "adam",
+    "lr": 0.01,
+    "amsgrad": True,
+    "eps": 1e-9,
+    "sampling": "afresh",
+}
+
+
+def make_case(method: str = "rkr", /, **changes: Any) -> Case:
+    """A run of 3 tasks, 2 epochs, 3 batches; `tasks`, `validation`, `quiet` and the schedule may be changed too."""
     kind = {key: changes.pop(key) for key in ("tasks", "validation") if key in changes}
     quiet = changes.pop("quiet", False)
-    usual = {"optimizer": "adam", "lr": 0.01, "amsgrad": True, "eps": 1e-9, "sampling": "afresh", "milestones": ()}
-    usual |= {"momentum": 0.0, "weight_decay": 0.0}
-    plan = {key: changes.pop(key) for key in Plan.__dataclass_fields__ if key in changes}
     classifier = {"classifier": {**CLASSIFIER, **changes.pop("classifier", {})}}
+    stream = changes.pop("stream", None) or make_stream(**kind)
     fields: dict[str, Any] = {
-        "label": f"places {method}",
-        "stream": make_stream(**kind),
+        "recipe": "places",
+        "method": method,
+        "order": "fixed",
         "make": lambda: Net(quiet),
         "head": "fc",
-        "method": ZERO_SHOT_METHODS[method],
+        "learner": changes.pop("learner", None) or ZERO_SHOT_METHODS[method],
         "options": {**({} if method == "ridge" else classifier), **changes.pop("options", {})},
-        "schedule": Plan(**{"epochs": EPOCHS, **usual, **plan}),
+        "training": training(SCHEDULE, changes),
         "agnostic": "never",
         "settings": {"method": method},
     }
-    return Experiment(**{**fields, **changes})
+    return Case(RunSpec(**{**fields, **changes}), stream)
 
 
 def outcome(folder: Path) -> dict[str, bytes]:

@@ -20,8 +20,8 @@ import pytest
 import torch
 from forked import HERE, Process, Server
 from helpers.marks import slow
-from small_candidates import Trials, execute, make_experiment
-from small_runs import FOREVER, Net, few_digits, make_stream, outcome
+from small_candidates import Trials, execute, make_case
+from small_runs import FOREVER, Case, Net, few_digits, make_stream, outcome
 
 from rkr.data import Batches, Images, Stream, Task, Training
 from rkr.errors import RkrError, UsageError
@@ -34,9 +34,8 @@ from rkr.experiment.processes import make_fabric
 from rkr.experiment.recipes import load_recipe
 from rkr.experiment.results import read_result
 from rkr.experiment.run import Run
-from rkr.experiment.runner import How
+from rkr.experiment.runner import Execution
 from rkr.experiment.samples import derived, held_out
-from rkr.experiment.spec import Experiment
 from rkr.experiment.state import load_state, save_state
 from rkr.methods import METHODS
 
@@ -54,8 +53,8 @@ def lines(folder: Path, event: str) -> list[dict[str, Any]]:
     return [line for line in found if line["event"] == event]
 
 
-def run_of(folder: Path, experiment: Experiment | None = None) -> Run:
-    run = Run(experiment or make_experiment(), folder, make_fabric("cpu"), save_minutes=FOREVER)
+def run_of(folder: Path, case: Case | None = None) -> Run:
+    run = Run(*(case or make_case()), folder, make_fabric("cpu"), execution=Execution(save_minutes=FOREVER))
     assert run.execute()
     return run
 
@@ -66,7 +65,7 @@ def run_of(folder: Path, experiment: Experiment | None = None) -> Run:
 
 def test_the_order_of_hooks(tmp_path: Path) -> None:
     """The learner itself proposes and judges, each candidate is trained on a learner of its own."""
-    run_of(tmp_path, make_experiment(tasks=1))
+    run_of(tmp_path, make_case(tasks=1))
     calls = [(name, hook) for name, hook, _ in Trials.log]
     places = ["propose", *["score"] * 3, "observe"]
     own = [hook for name, hook in calls if name == 1]
@@ -121,7 +120,7 @@ def test_the_first_of_equals(scores: list[list[float]], best: tuple[int, int] | 
 
 
 def test_equal_ones(tmp_path: Path) -> None:
-    run_of(tmp_path, make_experiment(tasks=1, options={"equal": True}))
+    run_of(tmp_path, make_case(tasks=1, options={"equal": True}))
     tried = lines(tmp_path, "candidate")
     assert {line["score"] for line in tried} == {1.0}
     assert Trials.log[-4][1:] == ("adopt", tried[0]["candidate"])
@@ -129,8 +128,8 @@ def test_equal_ones(tmp_path: Path) -> None:
 
 def test_a_candidate_is_what_a_loop_by_hand_makes(tmp_path: Path) -> None:
     """Written down once more, without the engine: seeds, samples, phases and steps; the winner's values bit for bit."""
-    experiment = make_experiment(tasks=1)
-    run = run_of(tmp_path, experiment)
+    case = make_case(tasks=1)
+    run = run_of(tmp_path, case)
     tried = lines(tmp_path, "candidate")
     best = max(tried, key=lambda line: line["score"])
     key = (best["round"], best["index"])
@@ -140,16 +139,16 @@ def test_a_candidate_is_what_a_loop_by_hand_makes(tmp_path: Path) -> None:
     learner.begin(run._learner.seen[0])
     torch.manual_seed(derived(0, "adopt", 0, *key))
     learner.adopt(best["candidate"])
-    training = experiment.stream.tasks[0].training
+    training = case.stream.tasks[0].training
     order = torch.randperm(19, generator=torch.Generator().manual_seed(derived(0, "held out", 0)))
     held, rest = order[:5].sort().values, order[5:].sort().values
-    normal: dict[str, Any] = {"mean": experiment.stream.mean, "std": experiment.stream.std}
+    normal: dict[str, Any] = {"mean": case.stream.mean, "std": case.stream.std}
     for number, (epochs, rates) in enumerate([(1, [0.1]), (2, [0.05, 0.005])]):
         torch.manual_seed(derived(0, "phase", 0, number, "candidate", *key))
         learner.prepare(learner.phases()[number], lambda: iter(()))
         optimizer = torch.optim.SGD(learner.groups(), lr=0.1, momentum=0.9, weight_decay=5e-4)
         seed = derived(0, "batches", 0, number, "candidate", *key)
-        batches = Batches(training.train.take(rest), 8, seed, experiment.augment, **normal)
+        batches = Batches(training.train.take(rest), 8, seed, case.spec.augment, **normal)
         learner.train()
         for epoch in range(epochs):
             for group in optimizer.param_groups:
@@ -255,7 +254,7 @@ def numbered(validation: bool) -> Stream:
 @pytest.mark.parametrize("validation", [False, True])
 def test_nothing_is_trained_on_what_is_held_out(tmp_path: Path, validation: bool) -> None:
     options = {"tries": (2, 1)}
-    run_of(tmp_path, make_experiment(stream=numbered(validation), augment=None, options=options))
+    run_of(tmp_path, make_case(stream=numbered(validation), augment={}, options=options))
 
     def numbers(learner: int, hook: str) -> set[int]:
         seen = [x for name, called, x in Trials.log if (name, called) == (learner, hook)]
@@ -382,9 +381,11 @@ NAMES = ["lock", "model", "results.jsonl", "run.json", "times.jsonl"]
 class StoppedAt(Run):
     """As if the user pressed Ctrl-C during a batch."""
 
-    def __init__(self, folder: Path, batch: int, experiment: Experiment | None = None) -> None:
+    def __init__(self, folder: Path, batch: int, case: Case | None = None) -> None:
         self.events: list[Event] = []
-        super().__init__(experiment or make_experiment(), folder, make_fabric("cpu"), self.events.append, FOREVER)
+        super().__init__(
+            *(case or make_case()), folder, make_fabric("cpu"), self.events.append, Execution(save_minutes=FOREVER)
+        )
         self.batch = batch
 
     def _asked(self) -> bool:
@@ -398,7 +399,7 @@ def test_stop_after_every_batch(tmp_path: Path, first: dict[str, bytes]) -> None
     batches = 6 * 3 * 2  # candidates, epochs, batches of an epoch
     stops, ends = 0, Counter[tuple[int, ...]]()
     while True:
-        run = StoppedAt(tmp_path / "parts", 1, make_experiment(tasks=1))
+        run = StoppedAt(tmp_path / "parts", 1, make_case(tasks=1))
         done = run.execute()
         ends.update((e.number, *e.round, *e.candidate) for e in run.events if isinstance(e, CandidateEnd))
         if done:
@@ -631,7 +632,7 @@ def test_an_end_while_others_are_at_work(server: Server, tmp_path: Path, long: d
     """Ctrl-C reaches them and they save; after kill -9 of the run they end by themselves."""
     pause = {"TRIALS_PAUSE": "0.5"}  # after each epoch: 30 s of the first are left when the second begins
     process = server.start("candidates", pause, folder=str(tmp_path), **LONG, save_minutes=FOREVER)
-    process.until(lambda: len({e["candidate"][0] for e in process.events("epochend")}) == 2)
+    process.until(lambda: len({e["candidate"][0] for e in process.events("epoch")}) == 2)
     others = children(process)
     assert len(others) == 2
     process.signal(number)
@@ -663,7 +664,9 @@ def test_one_whose_listener_is_gone_saves(tmp_path: Path) -> None:
         raise BrokenPipeError
 
     try:
-        assert not Run(make_experiment(), tmp_path, make_fabric("cpu"), watch, FOREVER).help(lines(), lambda: None)
+        assert not Run(*make_case(), tmp_path, make_fabric("cpu"), watch, Execution(save_minutes=FOREVER)).help(
+            lines(), lambda: None
+        )
     finally:
         over.set()
     assert load_state(tmp_path / "candidates" / "1-1-2.safetensors")["position"] == [0, 0, 1, 0]
@@ -729,7 +732,7 @@ def test_two_processes_of_torchrun_killed(server: Server, tmp_path: Path) -> Non
 
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setitem(METHODS, "trials", make_experiment().method)
+    monkeypatch.setitem(METHODS, "trials", make_case().spec.learner)
     path = tmp_path / "few.toml"
     path.write_text(few_digits(["trials", "finetune"], tasks=1))
     return path
@@ -743,13 +746,13 @@ def test_spare_workers_train_candidates(tmp_path: Path, recipe: Path, monkeypatc
     none = Plan(loaded, str(recipe), ("finetune",), loaded.orders[:1], tmp_path)
     assert list(runner._shares(none, 8).values()) == [1]
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    with runner._crew(plan, How(6, None, "cpu", tensorboard=True), plan.jobs[0], 2) as crew:
-        assert crew is not None
-        command = list(crew._command)
+    with runner._helpers(plan, Execution(6, tensorboard=True), plan.specs[0], 2) as helpers:
+        assert helpers is not None
+        command = list(helpers._command)
     assert command[-1] == "--helper"
     assert "--tensorboard" not in command
     assert command[command.index("--threads") + 1] == "4"
-    words = runner._command(plan, How(6), plan.jobs[0], 1, 2)
+    words = runner._command(plan, Execution(6), plan.specs[0], 1, 2)
     assert words[words.index("--workers") + 1] == "2"
 
 
@@ -766,7 +769,7 @@ def test_the_command_with_workers(server: Server, tmp_path: Path, recipe: Path) 
     assert one.wait() == 0, one.stderr
     assert re.search(r"few trials fixed: task 1/1 \(digits-\d\), round 1/2, candidate 3/3: held-out", one.stdout)
     three = start("--out", tmp_path / "3", "--workers", 3, "--json")
-    three.until(lambda: three.events("candidateend"))
+    three.until(lambda: three.events("candidate"))
     three.signal(signal.SIGINT, group=True)
     assert three.wait() == 130, three.stderr
     assert three.stderr == ""
@@ -776,15 +779,15 @@ def test_the_command_with_workers(server: Server, tmp_path: Path, recipe: Path) 
     assert again.events("started")[0]["resumed"]
     folder = Path("few", "trials", "fixed")
     assert outcome(tmp_path / "3" / folder) == outcome(tmp_path / "1" / folder)
-    ends = Counter((e["number"], *e["round"], *e["candidate"]) for e in three.events("candidateend"))
-    ends += Counter((e["number"], *e["round"], *e["candidate"]) for e in again.events("candidateend"))
+    ends = Counter((e["number"], *e["round"], *e["candidate"]) for e in three.events("candidate"))
+    ends += Counter((e["number"], *e["round"], *e["candidate"]) for e in again.events("candidate"))
     assert set(ends.values()) == {1}
 
 
 def test_candidates_know_no_test(tmp_path: Path) -> None:
     """What trains a candidate has no evaluator."""
     assert not StoppedAt(tmp_path, 2).execute()
-    run = Run(make_experiment(), tmp_path, make_fabric("cpu"))
+    run = Run(*make_case(), tmp_path, make_fabric("cpu"))
     made = run._candidate(CandidateKey(0, 0, 0), lambda event: None)
     assert isinstance(made, Candidate)
     assert not hasattr(made, "_evaluator")

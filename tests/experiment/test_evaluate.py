@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import Forgetful, execute, images, make_experiment, make_stream
+from small_runs import Forgetful, execute, images, make_case, make_stream
 from torch import Tensor
 
 from rkr.data import Images, Stream, Task, Training
@@ -148,20 +148,20 @@ def test_agnostic_results_are_the_learner_s_own_answers(tmp_path: Path) -> None:
         def infer(self, x: Tensor) -> tuple[Tensor, Tensor]:
             return torch.full((len(x),), len(self.seen) - 1), torch.zeros(len(x), dtype=torch.int64)
 
-    execute(tmp_path, make_experiment("rkr", method=Method(Always, ""), test=9, agnostic="every"))
+    execute(tmp_path, make_case("rkr", learner=Method(Always, ""), test=9, agnostic="every"))
     assert [line["agnostic"] for line in _tasks(tmp_path)] == [[5 / 9], [0, 5 / 9], [0, 0, 5 / 9]]
 
 
 @pytest.mark.parametrize("method", ["ewc", "pc", "lwf", "icarl", "eeil"])
 def test_both_evaluations(tmp_path: Path, method: str) -> None:
     """Told the task and not told it, against the learner's answers to the test images, one task at a time."""
-    experiment = make_experiment(method, agnostic="every", lr=0.02, epochs=3, milestones=())
-    run = Run(experiment, tmp_path, make_fabric("cpu"))
+    case = make_case(method, agnostic="every", lr=0.02, epochs=3, milestones=())
+    run = Run(*case, tmp_path, make_fabric("cpu"))
     assert run.execute()
     learner, last = run._learner.eval(), _tasks(tmp_path)[-1]
     aware, agnostic = [], []
     with torch.no_grad():
-        for number, task in enumerate(experiment.stream.tasks):
+        for number, task in enumerate(case.stream.tasks):
             x = ((task.test.x / 255 - 0.3) / 0.2).contiguous(memory_format=torch.channels_last)
             aware.append(float((learner.predict(x, number).argmax(1) == task.test.y).float().mean()))
             found, label = learner.infer(x)
@@ -186,7 +186,7 @@ def test_unchanged_looks_at_the_first_answers(tmp_path: Path) -> None:
             super().train(mode and len(self.seen) < 3)
             return self
 
-    execute(tmp_path, make_experiment("rkr", method=Method(Once, "")))
+    execute(tmp_path, make_case("rkr", learner=Method(Once, "")))
     assert [line["unchanged"] for line in _tasks(tmp_path)] == [True, False, False]
     assert _tasks(tmp_path)[1]["proof"].items() <= _tasks(tmp_path)[2]["proof"].items()
 
@@ -252,26 +252,26 @@ def reachable_tensors(*roots: object) -> list[Tensor]:
 def test_learners_never_get_test_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Recording, "given", [], raising=False)
     monkeypatch.setattr(Recording, "labels", [], raising=False)
-    experiment = make_experiment("rkr", method=Method(Recording, ""), stream=poisoned(), agnostic="every")
+    case = make_case("rkr", learner=Method(Recording, ""), stream=poisoned(), agnostic="every")
     marker = (MARK / 255 - 0.3) / 0.2
     predicted: list[Tensor] = []
     predict = Recording.predict
     monkeypatch.setattr(
         Recording, "predict", lambda self, x, number: (predicted.append(x), predict(self, x, number))[1]
     )
-    execute(tmp_path, experiment)
+    execute(tmp_path, case)
     assert sum(len(x) for x in Recording.given) == 3 * (2 + 1) * 19  # every epoch, and once more for `end`
     assert not any(bool((x - marker).abs().lt(1e-3).any()) for x in Recording.given)
     assert predicted  # test images come without labels, and by this way only
     assert all(bool((x - marker).abs().lt(1e-3).all()) for x in predicted)
-    train = torch.cat([task.training.train.y + 2 * n for n, task in enumerate(experiment.stream.tasks)])
+    train = torch.cat([task.training.train.y + 2 * n for n, task in enumerate(case.stream.tasks)])
     assert torch.equal(torch.cat(Recording.labels).bincount(), 3 * train.bincount())
 
 
 def test_learners_cannot_even_reach_test_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Recording, "given", [], raising=False)
     monkeypatch.setattr(Recording, "labels", [], raising=False)
-    execute(tmp_path, make_experiment("rkr", method=Method(Recording, ""), stream=poisoned()))
+    execute(tmp_path, make_case("rkr", learner=Method(Recording, ""), stream=poisoned()))
     found = Recording.last.reachable
     assert any(t.dtype == torch.uint8 and t.dim() == 4 for t in found)  # the training images, through `train`
     assert not [t for t in found if t.dtype == torch.uint8 and t.dim() == 4 and bool((t == MARK).any())]
@@ -298,9 +298,7 @@ def test_labels_count_over_all_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyP
         tasks.append(Task(Training(f"t{number}", tuple(map(str, range(classes))), Images(x, y)), Images(x, y)))
     order = tuple(tuple(range(size)) for size in sizes)
     stream = Stream("s", tuple(tasks), (0.0,), (1.0,), order)
-    execute(
-        tmp_path, make_experiment("joint", method=Method(Watched, ""), stream=stream, augment=None, epochs=1, batch=99)
-    )
+    execute(tmp_path, make_case("joint", learner=Method(Watched, ""), stream=stream, augment={}, epochs=1, batch=99))
     assert [len(y) for _, y in found] == [18, 2 + 12, 2 + 2]
     for x, y in found:
         pixel = (x[:, 0, 0, 0] * 255).round().long()
@@ -310,7 +308,7 @@ def test_labels_count_over_all_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_first_process_alone_tells_and_writes(tmp_path: Path) -> None:
-    run = Run(make_experiment("rkr"), tmp_path, make_fabric("cpu"))
+    run = Run(*make_case("rkr"), tmp_path, make_fabric("cpu"))
     assert run.fabric.world_size == 1
     assert run.execute()
     assert not run.stop_wanted

@@ -22,10 +22,11 @@ from rkr.experiment.events import Event
 from rkr.experiment.folder import RunFolder
 from rkr.experiment.loop import Diverged
 from rkr.experiment.machine import commit
-from rkr.experiment.plan import Job, Plan, choose_orders, choose_seeds
+from rkr.experiment.plan import Plan, choose_orders, choose_seeds
 from rkr.experiment.recipes import load_recipe
 from rkr.experiment.run import Run
-from rkr.experiment.runner import How, run_plan
+from rkr.experiment.runner import Execution, run_plan
+from rkr.experiment.spec import RunSpec
 from rkr.experiment.workers import MARK, Worker
 
 WORDS = ("run", "digits", "--method", "rkr,finetune", "--epochs", 1, "--limit", 8, "--threads", 1)
@@ -40,9 +41,9 @@ def test_workers_give_the_same_bytes(server: Server, tmp_path: Path) -> None:
     for method in ("rkr", "finetune"):
         a, b = (outcome(tmp_path / n / "digits-1-epochs-limit-8" / method / "fixed") for n in ("1", "2"))
         assert a == b
-    for kind in ("started", "epochend", "taskend", "finished", "summary"):  # what the workers tell is told
+    for kind in ("started", "epoch", "task", "finished", "summary"):  # what the workers tell is told
         assert len(one.events(kind)) == len(two.events(kind)) > 0
-    assert {event["run"].split()[1] for event in two.events("taskend")} == {"rkr", "finetune"}
+    assert {event["run"].split()[1] for event in two.events("task")} == {"rkr", "finetune"}
 
 
 @pytest.mark.slow
@@ -52,7 +53,7 @@ def test_ctrl_c_with_workers(server: Server, tmp_path: Path, number: int) -> Non
     """The terminal tells all processes; a polite kill only the first."""
     words = [1000 if word == 1 else word for word in WORDS[:6]] + [*WORDS[6:], tmp_path, "--workers", 2]
     process = server.cli(*words)
-    process.until(lambda: len({event["run"] for event in process.events("epochend")}) == 2)  # both are at work
+    process.until(lambda: len({event["run"] for event in process.events("epoch")}) == 2)  # both are at work
     process.signal(number, group=number == signal.SIGINT)
     assert process.wait() == 130, process.stderr
     assert len(process.events("stopped")) == 2
@@ -65,12 +66,12 @@ def test_ctrl_c_with_workers(server: Server, tmp_path: Path, number: int) -> Non
 
 def plan(out: Path, methods: tuple[str, ...] = ("rkr", "finetune", "joint")) -> Plan:
     recipe = load_recipe("digits")
-    return Plan(recipe, "digits", methods, recipe.orders[:1], out, epochs=1, limit=8)
+    return Plan(recipe, "digits", methods, recipe.orders[:1], out, epochs=1, limit=8, accelerator="cpu")
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, scripts: dict[str, str]) -> None:
-    def command(plan: Plan, how: How, job: Job, *rest: Any) -> list[str]:
-        return ["sh", "-c", scripts[job.method]]
+    def command(plan: Plan, execution: Execution, spec: RunSpec, *rest: Any) -> list[str]:
+        return ["sh", "-c", scripts[spec.method]]
 
     monkeypatch.setattr(runner, "_command", command)
 
@@ -83,22 +84,22 @@ def test_an_error_of_a_worker_names_its_run(tmp_path: Path, monkeypatch: pytest.
     fails = f"{wait}; echo '{failed}'; echo warned >&2; echo 'rkr: f: no room' >&2; exit 2"
     pretend(monkeypatch, {"rkr": fails, "finetune": f"touch {begun}; sleep 0.2", "joint": "exit 9"})
     with pytest.raises(RkrError) as caught:
-        run_plan(plan(tmp_path), How(workers=2, threads=1), told.append)
+        run_plan(plan(tmp_path), Execution(workers=2, threads=1), told.append)
     assert str(caught.value) == "rkr fixed: f: no room; skipped: joint fixed"  # no other run begins after it
     assert [type(event).__name__ for event in told] == ["Failed"]
 
 
 def test_an_error_names_what_is_skipped_without_workers_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def execute(self: Run) -> bool:
-        raise Diverged("far off") if "rkr" in self.experiment.label else FileError("no room")
+        raise Diverged("far off") if "rkr" in self.spec.title else FileError("no room")
 
     monkeypatch.setattr(Run, "execute", execute)
     with pytest.raises(RkrError) as caught:
-        run_plan(plan(tmp_path), How(threads=1, accelerator="cpu"), lambda event: None)
+        run_plan(plan(tmp_path), Execution(threads=1), lambda event: None)
     assert str(caught.value) == "rkr fixed: far off; finetune fixed: no room; skipped: joint fixed"
     assert type(caught.value) is RkrError
     with pytest.raises(FileError, match=r"^no room$"):  # a single run is as it is
-        run_plan(plan(tmp_path, ("joint",)), How(threads=1, accelerator="cpu"), lambda event: None)
+        run_plan(plan(tmp_path, ("joint",)), Execution(threads=1), lambda event: None)
 
 
 def test_a_worker_that_diverges_does_not_keep_others_from_running(
@@ -108,25 +109,25 @@ def test_a_worker_that_diverges_does_not_keep_others_from_running(
     scripts = {"rkr": "echo 'rkr: far off' >&2; exit 3", "finetune": "sleep 0.3", "joint": f"touch {tmp_path}/begun"}
     pretend(monkeypatch, scripts)
     with pytest.raises(Diverged, match=r"^rkr fixed: far off$"):
-        run_plan(plan(tmp_path), How(workers=2), lambda event: None)
+        run_plan(plan(tmp_path), Execution(workers=2), lambda event: None)
     assert (tmp_path / "begun").exists()
     pretend(monkeypatch, {**scripts, "joint": "exit 130"})  # as long as others can go on, it is no result
-    assert run_plan(plan(tmp_path), How(workers=2), lambda event: None) is False
+    assert run_plan(plan(tmp_path), Execution(workers=2), lambda event: None) is False
     pretend(monkeypatch, {**scripts, "finetune": "echo 'training diverged' >&2; exit 2", "joint": "exit 0"})
     with pytest.raises(RkrError, match="finetune fixed: training diverged") as caught:
-        run_plan(plan(tmp_path), How(workers=2), lambda event: None)
+        run_plan(plan(tmp_path), Execution(workers=2), lambda event: None)
     assert not isinstance(caught.value, Diverged)
 
 
 def test_a_killed_worker_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, {"rkr": "kill -9 $$", "finetune": "exit 0"})
     with pytest.raises(RkrError, match=r"^rkr fixed: ended with code -9$"):
-        run_plan(plan(tmp_path, ("rkr", "finetune")), How(workers=2), lambda event: None)
+        run_plan(plan(tmp_path, ("rkr", "finetune")), Execution(workers=2), lambda event: None)
 
 
 def test_a_stopped_worker_stops_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, {"rkr": "exit 130", "finetune": "sleep 0.3", "joint": f"touch {tmp_path}/begun"})
-    assert run_plan(plan(tmp_path), How(workers=2), lambda event: None) is False
+    assert run_plan(plan(tmp_path), Execution(workers=2), lambda event: None) is False
     assert not (tmp_path / "begun").exists()
 
 
@@ -143,7 +144,7 @@ def test_a_stop_reaches_all_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     before = signal.getsignal(signal.SIGTERM)
     threading.Thread(target=stop, daemon=True).start()
-    assert run_plan(plan(tmp_path, methods), How(workers=2), lambda event: None) is False
+    assert run_plan(plan(tmp_path, methods), Execution(workers=2), lambda event: None) is False
     assert all((tmp_path / f"{method}.told").exists() for method in methods)
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -178,7 +179,7 @@ def test_a_second_signal_ends_all_at_once(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(subprocess, "Popen", noted)
     threading.Thread(target=stop, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
-        run_plan(plan(tmp_path, methods), How(workers=2), lambda event: None)
+        run_plan(plan(tmp_path, methods), Execution(workers=2), lambda event: None)
     assert [process.poll() for process in started] == [-signal.SIGKILL] * 2
 
 
@@ -197,7 +198,7 @@ def test_a_stop_reaches_a_worker_that_is_being_started(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(subprocess, "Popen", slow_start)
     try:
-        assert run_plan(plan(tmp_path, methods), How(workers=2), lambda event: None) is False
+        assert run_plan(plan(tmp_path, methods), Execution(workers=2), lambda event: None) is False
         assert all(process.poll() in (130, -signal.SIGTERM) for process in started)
     finally:
         for process in started:
@@ -205,8 +206,8 @@ def test_a_stop_reaches_a_worker_that_is_being_started(tmp_path: Path, monkeypat
 
 
 def test_workers_are_given_the_whole_plan(tmp_path: Path) -> None:
-    made = dataclasses.replace(plan(tmp_path, ("rkr",)), seeds=(3,), data="/data")
-    words = runner._command(made, How(2, 1, "cpu", "bf16-mixed", 0.5, True), made.jobs[0], 1)
+    made = dataclasses.replace(plan(tmp_path, ("rkr",)), seeds=(3,), data="/data", precision="bf16-mixed")
+    words = runner._command(made, Execution(2, 1, 0.5, True), made.specs[0], 1)
     assert words[:7] == [sys.executable, "-m", "rkr", "run", "digits", "--json", "--no-figures"]
     given = dict(zip(words[7:-1:2], words[8:-1:2], strict=True))
     assert given == {
@@ -228,12 +229,17 @@ def test_workers_are_given_the_whole_plan(tmp_path: Path) -> None:
 def test_folders_and_jobs(tmp_path: Path) -> None:
     recipe = load_recipe("cifar100-lenet")
     made = Plan(recipe, "cifar100-lenet", ("rkr", "finetune"), ("A", "B"), tmp_path, epochs=20)
-    assert made.jobs == [("rkr", "A", 0), ("finetune", "A", 0), ("rkr", "B", 0), ("finetune", "B", 0)]
-    assert made.folder(made.jobs[0]) == tmp_path / "cifar100-lenet-20-epochs" / "rkr" / "A"
+    assert [(s.method, s.order, s.seed) for s in made.specs] == [
+        ("rkr", "A", 0),
+        ("finetune", "A", 0),
+        ("rkr", "B", 0),
+        ("finetune", "B", 0),
+    ]
+    assert made.folder(made.specs[0]) == tmp_path / "cifar100-lenet-20-epochs" / "rkr" / "A"
     several = dataclasses.replace(made, seeds=(0, 1, 2))
-    assert several.folder(Job("rkr", "A", 2)) == tmp_path / "cifar100-lenet-20-epochs" / "rkr" / "A-seed-2"
-    assert several.jobs[:4] == made.jobs
-    assert len({several.folder(job) for job in several.jobs}) == 12
+    assert several.folder(several.specs[8]) == tmp_path / "cifar100-lenet-20-epochs" / "rkr" / "A-seed-2"
+    assert [spec.name for spec in several.specs[:4]] == [spec.name for spec in made.specs]
+    assert len({several.folder(spec) for spec in several.specs}) == 12
     assert choose_seeds(recipe, None, []) == (0,)
     assert choose_seeds(recipe, 3, []) == (0, 1, 2)
     assert choose_seeds(recipe, None, ["4", "7"]) == (4, 7)
@@ -248,12 +254,12 @@ def test_orders_that_the_paper_has_numbers_of_are_all_run() -> None:
 
 def test_what_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="no method 'rrk'"):
-        run_plan(plan(tmp_path, ("rrk",)), How(), lambda event: None)
+        run_plan(plan(tmp_path, ("rrk",)), Execution(), lambda event: None)
     with pytest.raises(UsageError, match="at least 1, not 0"):
-        run_plan(plan(tmp_path), How(workers=0), lambda event: None)
+        run_plan(plan(tmp_path), Execution(workers=0), lambda event: None)
     for precision in ("64-true", "16-mixed"):
         with pytest.raises(UsageError, match=f"one of 32-true, bf16-mixed, not '{precision}'"):
-            run_plan(plan(tmp_path), How(precision=precision), lambda event: None)
+            dataclasses.replace(plan(tmp_path), precision=precision)
     with pytest.raises(UsageError, match="either --orders"):
         choose_orders(load_recipe("digits"), 1, ["fixed"])
     with pytest.raises(UsageError, match="1 order: give no more"):
@@ -273,7 +279,7 @@ def test_what_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         choose_orders(load_recipe("digits"), None, ["-1"])
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match=r"^--workers: .* either torchrun or --workers$"):
-        run_plan(plan(tmp_path), How(workers=2), lambda event: None)
+        run_plan(plan(tmp_path), Execution(workers=2), lambda event: None)
     assert not list(tmp_path.iterdir())
 
 
@@ -284,9 +290,10 @@ def test_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_precision_is_another_run(tmp_path: Path) -> None:
-    assert run_plan(plan(tmp_path, ("rkr",)), How(threads=1), lambda event: None)
+    assert run_plan(plan(tmp_path, ("rkr",)), Execution(threads=1), lambda event: None)
+    other = dataclasses.replace(plan(tmp_path, ("rkr",)), precision="bf16-mixed")
     with pytest.raises(UsageError, match="precision is '32-true' there, 'bf16-mixed' now"):
-        run_plan(plan(tmp_path, ("rkr",)), How(threads=1, precision="bf16-mixed"), lambda event: None)
+        run_plan(other, Execution(threads=1), lambda event: None)
 
 
 def test_a_run_that_diverges_does_not_keep_others_from_running(tmp_path: Path) -> None:
@@ -295,8 +302,8 @@ def test_a_run_that_diverges_does_not_keep_others_from_running(tmp_path: Path) -
     recipe = recipe.model_copy(update={"methods": {"wild": wild, "finetune": recipe.method("finetune")}})
     made = Plan(recipe, "digits", ("wild", "finetune"), ("fixed",), tmp_path, epochs=4, limit=8)
     with pytest.raises(Diverged, match=r"^wild fixed: training diverged: the loss of task 'digits-2' is (nan|inf)"):
-        run_plan(made, How(threads=1, accelerator="cpu"), lambda event: None)
-    assert [RunFolder(made.folder(job)).finished for job in made.jobs] == [False, True]
+        run_plan(made, Execution(threads=1), lambda event: None)
+    assert [RunFolder(made.folder(spec)).finished for spec in made.specs] == [False, True]
 
 
 def test_impossible_options_are_refused_before_anything_is_trained(
@@ -308,17 +315,17 @@ def test_impossible_options_are_refused_before_anything_is_trained(
     made = Plan(recipe, "digits", ("finetune", "firm"), ("fixed",), tmp_path, epochs=1, limit=8)
     for workers in (1, 2):
         with pytest.raises(UsageError, match=r"^methods\.firm: strength must be"):
-            run_plan(made, How(workers, 1, "cpu"), lambda event: None)
+            run_plan(made, Execution(workers, 1), lambda event: None)
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr(runner, "_one_by_one", lambda *arguments: True)
     with monkeypatch.context() as patch:  # nothing is to be done
         patch.setattr(RunFolder, "finished", True)
-        assert run_plan(made, How(), lambda event: None)
+        assert run_plan(made, Execution(), lambda event: None)
     with monkeypatch.context() as patch:  # the process that started this one has done it
         patch.setenv(MARK, "1")
-        assert run_plan(made, How(), lambda event: None)
+        assert run_plan(made, Execution(), lambda event: None)
     with pytest.raises(UsageError):
-        run_plan(made, How(), lambda event: None)
+        run_plan(made, Execution(), lambda event: None)
     worker = Worker(["sh", "-c", f"echo ${MARK} >&2"], 1)
     assert worker.end() == (0, "1")
 
@@ -329,10 +336,9 @@ def test_how_is_checked_once_for_all_commands() -> None:
         ({"workers": 0}, "--workers must be at least 1, not 0"),
         ({"save_minutes": -1.0}, r"--save-minutes must be at least 0, not -1\.0"),
         ({"save_minutes": float("nan")}, "--save-minutes must be at least 0, not nan"),
-        ({"precision": "16-mixed"}, "--precision must be one of 32-true, bf16-mixed"),
     ):
         with pytest.raises(UsageError, match=said):
-            How(**wrong)
+            Execution(**wrong)
 
 
 @pytest.mark.parametrize("threads", [1, None])
@@ -340,6 +346,6 @@ def test_images_are_decoded_by_as_many_processes_as_a_run_has_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int | None
 ) -> None:
     seen: list[int | None] = []
-    monkeypatch.setattr(Run, "execute", lambda self: seen.append(self._decode_workers) is None)
-    assert run_plan(plan(tmp_path, ("rkr",)), How(threads=threads, accelerator="cpu"), lambda event: None)
+    monkeypatch.setattr(Run, "execute", lambda self: seen.append(self.execution.threads) is None)
+    assert run_plan(plan(tmp_path, ("rkr",)), Execution(threads=threads), lambda event: None)
     assert seen == [threads]

@@ -21,7 +21,7 @@ from rkr.experiment.events import Event, Finished
 from rkr.experiment.folder import RunFolder
 from rkr.experiment.plan import Plan
 from rkr.experiment.recipes import load_recipe
-from rkr.experiment.runner import How, run_plan
+from rkr.experiment.runner import Execution, run_plan
 from rkr.experiment.state import load_state
 
 
@@ -104,7 +104,7 @@ def test_killed_again_and_again_at_its_start(server: Server, tmp_path: Path) -> 
     execute(tmp_path / "whole", "rkr")
     job = {"folder": str(tmp_path / "parts"), "method": "rkr"}
     process = server.start("run", **job, pause=0.5)
-    process.until(lambda: process.events("taskend"))
+    process.until(lambda: process.events("task"))
     assert process.kill() == -signal.SIGKILL
     state = (tmp_path / "parts" / "state.safetensors").read_bytes()
     for _ in range(3):
@@ -160,7 +160,7 @@ def test_ctrl_c(server: Server, tmp_path: Path, recipe: Path, whole: Path, numbe
 def test_kill_9_of_the_command(server: Server, tmp_path: Path, recipe: Path, whole: Path) -> None:
     for task in (1, 2, 4):
         process = server.cli(*words(recipe, tmp_path, "--json", "--save-minutes", 0), pause=0.3)
-        process.until(lambda: any(end["number"] >= task for end in process.events("taskend")))  # noqa: B023
+        process.until(lambda: any(end["number"] >= task for end in process.events("task")))  # noqa: B023
         assert process.kill() == -signal.SIGKILL
     assert server.cli(*words(recipe, tmp_path)).wait() == 0
     assert outcome(tmp_path / FOLDER) == outcome(whole / FOLDER)
@@ -168,7 +168,7 @@ def test_kill_9_of_the_command(server: Server, tmp_path: Path, recipe: Path, who
 
 def test_ctrl_c_ends_all_runs_of_a_command(server: Server, tmp_path: Path, recipe: Path) -> None:
     process = server.cli(*words(recipe, tmp_path, "--json", method="rkr,finetune"), pause=0.3)
-    process.until(lambda: process.events("taskend"))
+    process.until(lambda: process.events("task"))
     process.signal(signal.SIGINT)
     process.signal(signal.SIGTERM)  # at once, as torchrun does it: still the same stop
     assert process.wait() == 130
@@ -179,7 +179,9 @@ def test_ctrl_c_ends_all_runs_of_a_command(server: Server, tmp_path: Path, recip
 def test_ctrl_c_while_the_last_task_is_tested(tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run is complete then, but the next one must not begin."""
     loaded = load_recipe(str(recipe))
-    plan = Plan(loaded, str(recipe), ("rkr", "finetune"), loaded.orders[:1], tmp_path, epochs=1, limit=4)
+    plan = Plan(
+        loaded, str(recipe), ("rkr", "finetune"), loaded.orders[:1], tmp_path, epochs=1, limit=4, accelerator="cpu"
+    )
     close = RunFolder.close
 
     def stop_and_close(self: RunFolder, tasks: int) -> None:
@@ -188,10 +190,10 @@ def test_ctrl_c_while_the_last_task_is_tested(tmp_path: Path, recipe: Path, monk
 
     monkeypatch.setattr(RunFolder, "close", stop_and_close)
     events: list[Event] = []
-    assert run_plan(plan, How(threads=1, accelerator="cpu"), events.append) is False
+    assert run_plan(plan, Execution(threads=1), events.append) is False
     assert isinstance(events[-1], Finished)
-    assert RunFolder(plan.folder(plan.jobs[0])).finished
-    assert not plan.folder(plan.jobs[1]).exists()
+    assert RunFolder(plan.folder(plan.specs[0])).finished
+    assert not plan.folder(plan.specs[1]).exists()
 
 
 def test_two_processes_on_one_folder(server: Server, tmp_path: Path, recipe: Path) -> None:
@@ -202,7 +204,7 @@ def test_two_processes_on_one_folder(server: Server, tmp_path: Path, recipe: Pat
     for _ in range(2):
         second = server.cli(*command)
         assert second.wait() == 2
-        assert second.stderr == f"rkr: {folder}: another process is running this: wait for it, or stop it first\n"
+        assert second.stderr == f"rkr: {folder}: another process is executing this run: wait for it, or stop it first\n"
     assert first.poll() is None
     assert first.kill() == -signal.SIGKILL
     third = server.cli(*command)

@@ -16,7 +16,7 @@ from rkr.experiment.plan import Plan
 from rkr.experiment.recipes import load_recipe
 from rkr.experiment.results import read_result
 from rkr.experiment.run import Run
-from rkr.experiment.runner import How, run_plan
+from rkr.experiment.runner import Execution, run_plan
 
 OWN = """
 [methods.apd]
@@ -40,8 +40,8 @@ def run_folder_of(tmp_path: Path) -> Callable[..., Path]:
     def run(method: str, completes: bool = True) -> Path:
         out = tmp_path / "runs"
         plan = Plan(recipe, str(tmp_path / "own.toml"), (method,), ("fixed",), out, epochs=2, limit=20)
-        assert run_plan(plan, How(threads=1), lambda _: None) is completes
-        return plan.folder(plan.jobs[0])
+        assert run_plan(plan, Execution(threads=1), lambda _: None) is completes
+        return plan.folder(plan.specs[0])
 
     return run
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import execute, make_experiment
+from small_runs import execute, make_case
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -61,5 +61,5 @@ class Picky(Finetune):
 
 def test_what_a_learner_cannot_learn_is_said_before_it_is_trained(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot learn \[2, 2, 2\]"):
-        execute(tmp_path, make_experiment("finetune", method=Method(Picky, "for tests")))
+        execute(tmp_path, make_case("finetune", learner=Method(Picky, "for tests")))
     assert not (tmp_path / "results.jsonl").exists()

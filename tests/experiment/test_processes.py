@@ -96,7 +96,7 @@ def test_the_folder_of_two_processes_is_locked_too(server: Server, tmp_path: Pat
     holder = server.start("run", folder=str(tmp_path), method="rkr", epochs=500)
     holder.until((tmp_path / "results.jsonl").exists)
     crew = server.together(2, "run", folder=str(tmp_path), method="rkr", epochs=500, kill_others=True)
-    assert "another process is running this" in crew[0].stderr
+    assert "another process is executing this run" in crew[0].stderr
     assert holder.kill() == -9
 
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import FOREVER, LEARNERS, execute, make_experiment, outcome
+from small_runs import FOREVER, LEARNERS, Case, execute, make_case, outcome
 
 from rkr.errors import FileError, RkrError, UsageError
 from rkr.experiment.evaluate import Row
 from rkr.experiment.events import Event, Finished, Started, Stopped
+from rkr.experiment.execution import Execution
 from rkr.experiment.processes import make_fabric
 from rkr.experiment.run import Run
-from rkr.experiment.spec import Experiment
-from rkr.experiment.state import load_state, save_state
+from rkr.experiment.state import load_state
 from rkr.methods import METHODS, Learner
 
 
@@ -33,11 +33,9 @@ class StoppedAt(Run):
     """As if the user pressed Ctrl-C during a batch (also of a candidate), after a phase, or while a task is tested (the
     first, the second, ... of those that are), or while what came out is written."""
 
-    def __init__(
-        self, experiment: Experiment, folder: Path, batch: int = -1, testing: int = 0, writing: bool = False
-    ) -> None:
+    def __init__(self, case: Case, folder: Path, batch: int = -1, testing: int = 0, writing: bool = False) -> None:
         self.events: list[Event] = []
-        super().__init__(experiment, folder, make_fabric("cpu"), self.events.append, FOREVER)
+        super().__init__(*case, folder, make_fabric("cpu"), self.events.append, Execution(save_minutes=FOREVER))
         self.batch, self.testing, self.writing = batch, testing, writing
 
     def _asked(self) -> bool:
@@ -59,7 +57,7 @@ class StoppedAt(Run):
 VARIANTS: list[tuple[str, dict[str, Any]]] = [(method, {}) for method in METHODS]
 VARIANTS += [("rkr", {"options": {"bn": bn}}) for bn in ("frozen", "affine", "stats", "per_task")]
 VARIANTS += [(method, {"optimizer": "adam", "lr": 0.002}) for method in ("rkr", "finetune")]
-VARIANTS += [("finetune", {"channels_last": False}), ("two-phases", {}), ("two-phases", {"optimizer": "adam"})]
+VARIANTS += [("finetune", {"memory_format": "contiguous"}), ("two-phases", {}), ("two-phases", {"optimizer": "adam"})]
 VARIANTS += [("ewc", {"options": {"samples": 7, "mode": "online"}, "optimizer": "adam", "lr": 0.002})]
 VARIANTS += [("pc", {"options": {"bn": "frozen"}}), ("lwf", {"options": {"bn": "frozen"}})]
 VARIANTS += [(method, {"options": {"memory": 5}}) for method in ("icarl", "eeil")]
@@ -82,12 +80,12 @@ SLOW += [("den", {"options": {"loss_threshold": 100.0}}), ("den", {"options": {"
     ids=lambda value: str(value) if value else "",
 )
 def test_stop_after_every_batch(tmp_path: Path, method: str, changes: dict[str, Any]) -> None:
-    experiment = make_experiment(method, tasks=2, **changes)
-    whole = StoppedAt(experiment, tmp_path / "whole", batch=0)  # which is past: never
+    case = make_case(method, tasks=2, **changes)
+    whole = StoppedAt(case, tmp_path / "whole", batch=0)  # which is past: never
     assert whole.execute()
     stops = 0
     while True:
-        run = StoppedAt(experiment, tmp_path / "parts", batch=1)
+        run = StoppedAt(case, tmp_path / "parts", batch=1)
         if run.execute():
             break
         assert isinstance(run.events[-1], Stopped)
@@ -108,19 +106,19 @@ def test_stop_after_every_batch(tmp_path: Path, method: str, changes: dict[str, 
 @pytest.mark.parametrize("batch", [2, 15])
 def test_one_stop(tmp_path: Path, method: str, batch: int) -> None:
     """One interruption, then all the rest at once: what the loss of a later batch hides above shows here."""
-    experiment = make_experiment(method)
+    case = make_case(method)
     whole = tmp_path / "whole"
-    execute(whole, experiment)
-    assert not StoppedAt(experiment, tmp_path / "parts", batch).execute()
-    assert execute(tmp_path / "parts", experiment)
+    execute(whole, case)
+    assert not StoppedAt(case, tmp_path / "parts", batch).execute()
+    assert execute(tmp_path / "parts", case)
     assert outcome(tmp_path / "parts") == outcome(whole)
 
 
 def test_resumed_optimizer_computes_in_the_same_order(tmp_path: Path) -> None:
     """Momentum comes back in the memory layout of its parameter: else other kernels, with other last bits."""
-    experiment = make_experiment("finetune")
-    assert not StoppedAt(experiment, tmp_path, 4).execute()
-    run = StoppedAt(experiment, tmp_path, 1)
+    case = make_case("finetune")
+    assert not StoppedAt(case, tmp_path, 4).execute()
+    run = StoppedAt(case, tmp_path, 1)
     run.execute()
     assert run._optimizer is not None
     layouts = [(p.stride(), state["momentum_buffer"].stride()) for p, state in run._optimizer.state.items()]
@@ -131,52 +129,40 @@ def test_resumed_optimizer_computes_in_the_same_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["rkr", "head-only", "two-phases", "ewc", "pc", "icarl", "eeil"])
 def test_stop_while_testing(tmp_path: Path, method: str) -> None:
     """Nobody waits for the test, and it is done again."""
-    experiment = make_experiment(method, agnostic="every")
-    execute(tmp_path / "whole", experiment)
+    case = make_case(method, agnostic="every")
+    execute(tmp_path / "whole", case)
     for number in (1, 2, 3):
-        run = StoppedAt(experiment, tmp_path / "parts", testing=1 if number == 1 else 2)
+        run = StoppedAt(case, tmp_path / "parts", testing=1 if number == 1 else 2)
         assert not run.execute()
         stopped = run.events[-1]
         assert isinstance(stopped, Stopped)
         assert stopped.number == number
         assert stopped.epoch == run._counted()[1] - 1
-    assert execute(tmp_path / "parts", experiment)
+    assert execute(tmp_path / "parts", case)
     assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
 
 
 def test_stop_while_writing(tmp_path: Path) -> None:
     """A task that is tested is written down, and the next one not begun."""
-    experiment = make_experiment("rkr")
-    execute(tmp_path / "whole", experiment)
+    case = make_case("rkr")
+    execute(tmp_path / "whole", case)
     for number in (1, 2):
-        run = StoppedAt(experiment, tmp_path / "parts", writing=True)
+        run = StoppedAt(case, tmp_path / "parts", writing=True)
         assert not run.execute()
         assert (run.events[-1].number, run.events[-1].epoch) == (number + 1, 0)  # type: ignore[attr-defined]
-    assert StoppedAt(experiment, tmp_path / "parts", writing=True).execute()  # nothing is left to go on with
-    assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
-
-
-@pytest.mark.parametrize("batch", [2, 8])
-def test_a_state_of_before_there_were_several_processes(tmp_path: Path, batch: int) -> None:
-    experiment = make_experiment("rkr")
-    execute(tmp_path / "whole", experiment)
-    StoppedAt(experiment, tmp_path / "parts", batch).execute()
-    path = tmp_path / "parts" / "state.safetensors"
-    state = load_state(path)
-    save_state(path, {**state, "rng": state["rng"][0], "sums": state["sums"][0]})
-    assert execute(tmp_path / "parts", experiment)
+    assert StoppedAt(case, tmp_path / "parts", writing=True).execute()  # nothing is left to go on with
     assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
 
 
 def test_the_state_says_where_to_go_on(tmp_path: Path) -> None:
-    experiment = make_experiment("rkr")
-    StoppedAt(experiment, tmp_path, 9).execute()  # the first task has 6 batches and a phase
+    case = make_case("rkr")
+    StoppedAt(case, tmp_path, 9).execute()  # the first task has 6 batches and a phase
     state = load_state(tmp_path / "state.safetensors")
     assert state["position"] == [1, 0, 0, 2]
     assert state["begun"] == 2
     assert state["results"] == (tmp_path / "results.jsonl").stat().st_size
     events: list[Event] = []
-    execute(tmp_path, experiment, events.append)
+    execute(tmp_path, case, events.append)
     assert isinstance(events[0], Started)
     assert (events[0].number, events[0].epoch, events[0].resumed) == (2, 0, True)
 
@@ -185,7 +171,7 @@ def test_the_state_says_where_to_go_on(tmp_path: Path) -> None:
 def test_twice_the_same_and_another_seed_not(tmp_path: Path, method: str) -> None:
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         torch.rand(seed + 3)  # what was drawn before does not matter
-        execute(tmp_path / name, make_experiment(method, seed=seed))
+        execute(tmp_path / name, make_case(method, seed=seed))
     a, b, c = (outcome(tmp_path / name) for name in "abc")
     assert a == b
     assert a["results.jsonl"] != c["results.jsonl"]
@@ -193,27 +179,27 @@ def test_twice_the_same_and_another_seed_not(tmp_path: Path, method: str) -> Non
 
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
-    experiment = make_experiment("rkr")
-    execute(tmp_path, experiment)
+    case = make_case("rkr")
+    execute(tmp_path, case)
     assert not (tmp_path / "state.safetensors").exists()
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.rglob("*") if path.is_file()}
     events: list[Event] = []
-    assert execute(tmp_path, experiment, events.append)
-    assert events == [Finished("spots rkr", str(tmp_path), 0.0, True)]
+    assert execute(tmp_path, case, events.append)
+    assert events == [Finished("spots rkr fixed", str(tmp_path), 0.0, True)]
     del before[tmp_path / "lock"]
     assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in before} == before
 
 
 def test_a_kill_between_the_last_line_and_the_end(tmp_path: Path) -> None:
-    experiment = make_experiment("rkr")
-    execute(tmp_path, experiment)
+    case = make_case("rkr")
+    execute(tmp_path, case)
     (tmp_path / "state.safetensors").write_bytes(b"left over")
-    assert execute(tmp_path, experiment)
+    assert execute(tmp_path, case)
     assert not (tmp_path / "state.safetensors").exists()
 
 
 def test_other_settings_are_refused(tmp_path: Path) -> None:
-    StoppedAt(make_experiment("rkr"), tmp_path, 1).execute()
+    StoppedAt(make_case("rkr"), tmp_path, 1).execute()
     before = (tmp_path / "state.safetensors").read_bytes()
     with pytest.raises(UsageError, match=r"training\.lr is 0\.05 there, 0\.5 now.*--out"):
         execute(tmp_path, "rkr", lr=0.5)
@@ -224,8 +210,8 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty", "other"])
 def test_a_damaged_state_is_named(tmp_path: Path, damage: str) -> None:
-    experiment = make_experiment("rkr")
-    StoppedAt(experiment, tmp_path, 2).execute()
+    case = make_case("rkr")
+    StoppedAt(case, tmp_path, 2).execute()
     path = tmp_path / "state.safetensors"
     data = path.read_bytes()
     middle = len(data) // 2
@@ -233,63 +219,63 @@ def test_a_damaged_state_is_named(tmp_path: Path, damage: str) -> None:
     path.write_bytes({"cut": data[:middle], "flip": flipped, "empty": b"", "other": b"\x10" + bytes(99)}[damage])
     events: list[Event] = []
     with pytest.raises(FileError, match=str(path)):
-        execute(tmp_path, experiment, events.append)
+        execute(tmp_path, case, events.append)
     assert [type(event).__name__ for event in events] == ["Failed"]
     path.write_bytes(data)
-    assert execute(tmp_path, experiment)
+    assert execute(tmp_path, case)
 
 
 @pytest.mark.parametrize("tail", [b'{"event": "epo', b'{"event": "end", "tasks": 3}', b"\x00" * 50, b'{"a": 1}\n'])
 def test_what_came_after_the_state_is_dropped(tmp_path: Path, tail: bytes) -> None:
-    experiment = make_experiment("rkr")
-    execute(tmp_path / "whole", experiment)
-    StoppedAt(experiment, tmp_path / "parts", 8).execute()
+    case = make_case("rkr")
+    execute(tmp_path / "whole", case)
+    StoppedAt(case, tmp_path / "parts", 8).execute()
     with open(tmp_path / "parts" / "results.jsonl", "ab") as file:
         file.write(tail)
-    assert execute(tmp_path / "parts", experiment)
+    assert execute(tmp_path / "parts", case)
     assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("tail", [b"", b'{"event": "epo'])
 def test_results_without_a_state_start_anew(tmp_path: Path, tail: bytes) -> None:
-    experiment = make_experiment("rkr")
-    execute(tmp_path / "whole", experiment)
+    case = make_case("rkr")
+    execute(tmp_path / "whole", case)
     (tmp_path / "parts").mkdir()
     lines = (tmp_path / "whole" / "results.jsonl").read_bytes().splitlines(keepends=True)
     (tmp_path / "parts" / "results.jsonl").write_bytes(b"".join(lines[:1]) + tail)
-    assert execute(tmp_path / "parts", experiment)
+    assert execute(tmp_path / "parts", case)
     assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
 
 
 def test_results_that_do_not_fit_the_state_are_named(tmp_path: Path) -> None:
-    experiment = make_experiment("rkr")
-    StoppedAt(experiment, tmp_path, 8).execute()
+    case = make_case("rkr")
+    StoppedAt(case, tmp_path, 8).execute()
     path = tmp_path / "results.jsonl"
     data = path.read_bytes()
     for wrong, word in ((data[:-5], "shorter"), (b"not JSON\n" + data, "not JSON")):
         path.write_bytes(wrong)
         with pytest.raises(FileError, match=f"{path}.*{word}"):
-            execute(tmp_path, experiment)
+            execute(tmp_path, case)
     path.unlink()
     with pytest.raises(FileError, match=f"{path}.*missing"):
-        execute(tmp_path, experiment)
+        execute(tmp_path, case)
 
 
 def test_a_damaged_run_file_is_named(tmp_path: Path) -> None:
-    experiment = make_experiment("rkr")
-    StoppedAt(experiment, tmp_path, 1).execute()
+    case = make_case("rkr")
+    StoppedAt(case, tmp_path, 1).execute()
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(FileError, match=r"run\.json"):
-        execute(tmp_path, experiment)
+        execute(tmp_path, case)
 
 
 def test_what_a_killed_write_left_is_removed(tmp_path: Path) -> None:
-    experiment = make_experiment("finetune")
-    StoppedAt(experiment, tmp_path, 8).execute()
+    case = make_case("finetune")
+    StoppedAt(case, tmp_path, 8).execute()
     (tmp_path / "model" / "learner").mkdir()  # as zero-shot RKR has it
     for folder in (tmp_path, tmp_path / "model", tmp_path / "model" / "learner"):
         (folder / ".rkr-0123456789abcdef.tmp").write_bytes(b"half")
-    execute(tmp_path, experiment)
+    execute(tmp_path, case)
     assert not list(tmp_path.rglob("*.tmp"))
 
 
@@ -329,4 +315,4 @@ def test_every_method_is_covered() -> None:
     assert set(LEARNERS) - {"forgetful"} == {method for method, _ in VARIANTS}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        make_experiment("rkr")
+        make_case("rkr")

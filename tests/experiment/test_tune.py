@@ -16,7 +16,7 @@ from rkr.experiment.recipes import list_recipes, load_recipe
 from rkr.experiment.recipes.load import SHIPPED
 from rkr.experiment.recipes.write import recipe_text, toml_text
 from rkr.experiment.results import find_results
-from rkr.experiment.runner import How
+from rkr.experiment.runner import Execution
 from rkr.experiment.tune import as_good, at_an_edge, outcome, parsed_grid, run_search, search_plan, tuning, write_chosen
 from rkr.methods import METHODS, ZERO_SHOT_METHODS
 
@@ -140,7 +140,7 @@ def test_from_the_command_line(tmp_path: Path, command: Callable[..., tuple[int,
     shown = [line for line in out.splitlines() if line.startswith("l2t-strength-")]
     assert len(shown) == 2
     assert shown[0].startswith(f"l2t-strength-{chosen:g}: ")  # the best comes first
-    assert "already complete" in tune("--grid", "strength=0.1,1000")  # a search goes on where it was
+    assert "already finished" in tune("--grid", "strength=0.1,1000")  # a search goes on where it was
     event = json.loads(tune("--grid", "strength=0.1,1000", "--json").splitlines()[-1])
     assert event["chosen"] == {"strength": chosen}
     assert list(event["tried"].values()) == sorted(event["tried"].values(), reverse=True)
@@ -195,7 +195,7 @@ def test_an_earlier_search_counts(tmp_path: Path) -> None:
     recipe = load_recipe("digits")
     first = tuning(recipe, "si", 2, tmp_path, {"strength": [0.5, 2.0]})
     plan = search_plan(first, None, 1, None)
-    assert run_search(plan, How(threads=1), lambda _: None) is not None
+    assert run_search(plan, Execution(threads=1), lambda _: None) is not None
     more = tuning(recipe, "si", 2, tmp_path, {"strength": [2.0, 8.0]})
     assert (list(more.points), list(more.asked)) == (
         ["si-strength-2", "si-strength-8", "si-strength-0.5"],

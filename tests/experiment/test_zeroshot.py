@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from sklearn.kernel_ridge import KernelRidge  # type: ignore[import-untyped]
 from sklearn.metrics import recall_score  # type: ignore[import-untyped]
 from sklearn.metrics.pairwise import cosine_similarity  # type: ignore[import-untyped]
-from small_runs import FOREVER, execute
-from small_zeroshot import BATCHES, CLASSES, EPOCHS, METHODS, TEST, TRAIN, make_experiment, make_stream, outcome
+from small_runs import FOREVER, Case, execute
+from small_zeroshot import BATCHES, CLASSES, EPOCHS, METHODS, TEST, TRAIN, make_case, make_stream, outcome
 from torch import Tensor
 from torch.optim import Adam, Optimizer
 
@@ -25,12 +25,12 @@ from rkr.data import Batches, Stream, Task, Training
 from rkr.data.task import Features
 from rkr.errors import UsageError
 from rkr.experiment.events import EpochEnd, Event, Started, Stopped
+from rkr.experiment.execution import Execution
 from rkr.experiment.folder import RunFolder
 from rkr.experiment.processes import make_fabric
 from rkr.experiment.results import read_result
 from rkr.experiment.run import Run
 from rkr.experiment.samples import derived
-from rkr.experiment.spec import Experiment
 from rkr.methods import Method
 from rkr.methods.learner import Outcome, Phase, ReadSamples
 from rkr.methods.zeroshot import Lzsl, ZeroShot
@@ -45,8 +45,8 @@ def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 class StoppedAt(Run):
     """As if the user pressed Ctrl-C during a batch, or after the last one of a phase."""
 
-    def __init__(self, experiment: Experiment, folder: Path, batch: int) -> None:
-        super().__init__(experiment, folder, make_fabric("cpu"), save_minutes=FOREVER)
+    def __init__(self, case: Case, folder: Path, batch: int) -> None:
+        super().__init__(*case, folder, make_fabric("cpu"), execution=Execution(save_minutes=FOREVER))
         self.batch = batch
 
     def _asked(self) -> bool:
@@ -62,7 +62,7 @@ def lines(folder: Path, event: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_recorded(tmp_path: Path, method: str) -> None:
-    assert execute(tmp_path, make_experiment(method))
+    assert execute(tmp_path, make_case(method))
     found = lines(tmp_path, "task")
     assert [line["task"] for line in found] == ["set 0", "set 1", "set 2"]
     for number, line in enumerate(found, 1):
@@ -104,13 +104,13 @@ def test_what_is_recorded(tmp_path: Path, method: str) -> None:
 
 def test_ridge_regression(tmp_path: Path) -> None:
     """The map solves the normal equations with the choices in the notes, on all training rows; angles decide."""
-    experiment = make_experiment("ridge")
-    assert execute(tmp_path, experiment)
+    case = make_case("ridge")
+    assert execute(tmp_path, case)
     found = lines(tmp_path, "task")
     assert [line["unchanged"] for line in found] == [True, True, True]
     assert not lines(tmp_path, "epoch")
     state = load_file(tmp_path / "model" / "learner.safetensors")
-    for number, task in enumerate(experiment.stream.tasks):
+    for number, task in enumerate(case.stream.tasks):
         train, a = task.training.train, task.training.attributes
         assert isinstance(train, Features)
         assert isinstance(task.test, Features)
@@ -130,9 +130,7 @@ def test_ridge_regression(tmp_path: Path) -> None:
 
 
 def test_a_run_folder_is_read(tmp_path: Path) -> None:
-    experiment = make_experiment("rkr")
-    about = {"recipe": "places", "method": "rkr", "order": "fixed", "seed": 0, "stream": experiment.stream.describe()}
-    execute(tmp_path, make_experiment("rkr", about=about))
+    execute(tmp_path, make_case("rkr"))
     result = read_result(tmp_path)
     assert result.finished
     assert result.measure == "H"
@@ -157,10 +155,10 @@ VARIANTS += [
 
 @pytest.mark.parametrize(("method", "changes"), VARIANTS, ids=lambda value: str(value))
 def test_stop_after_every_batch(tmp_path: Path, method: str, changes: dict[str, Any]) -> None:
-    experiment = make_experiment(method, **changes)
-    assert execute(tmp_path / "whole", experiment)
+    case = make_case(method, **changes)
+    assert execute(tmp_path / "whole", case)
     stops = 0
-    while not StoppedAt(experiment, tmp_path / "parts", 1).execute():
+    while not StoppedAt(case, tmp_path / "parts", 1).execute():
         stops += 1
     tasks = changes["tasks"]
     phases = tasks if method != "lzsl" else 1 + 2 * (tasks - 1)
@@ -172,10 +170,10 @@ def test_stop_after_every_batch(tmp_path: Path, method: str, changes: dict[str, 
 @pytest.mark.parametrize("batch", [2, 8, 14])
 def test_one_stop(tmp_path: Path, method: str, batch: int) -> None:
     """In the first task, in a later one, and (of LZSL) in its second pass, the third batch of 6; then all the rest."""
-    experiment = make_experiment(method)
-    execute(tmp_path / "whole", experiment)
-    assert not StoppedAt(experiment, tmp_path / "parts", batch).execute()
-    assert execute(tmp_path / "parts", experiment)
+    case = make_case(method)
+    execute(tmp_path / "whole", case)
+    assert not StoppedAt(case, tmp_path / "parts", batch).execute()
+    assert execute(tmp_path / "parts", case)
     assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
 
 
@@ -183,7 +181,7 @@ def test_one_stop(tmp_path: Path, method: str, batch: int) -> None:
 def test_twice_the_same_and_another_seed_not(tmp_path: Path, method: str) -> None:
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         torch.rand(seed + 3)  # what was drawn before does not matter
-        execute(tmp_path / name, make_experiment(method, seed=seed))
+        execute(tmp_path / name, make_case(method, seed=seed))
     a, b, c = (outcome(tmp_path / name) for name in "abc")
     assert a == b
     assert a["results.jsonl"] != c["results.jsonl"]
@@ -192,8 +190,8 @@ def test_twice_the_same_and_another_seed_not(tmp_path: Path, method: str) -> Non
 @pytest.mark.parametrize("method", ["rkr", "lzsl"])
 def test_ctrl_c_while_a_classifier_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     """It stops at once; the classifier is trained again. Epochs are counted through both passes of LZSL."""
-    experiment = make_experiment(method)
-    execute(tmp_path / "whole", experiment)
+    case = make_case(method)
+    execute(tmp_path / "whole", case)
     train, calls = learner_module.train_classifier, 0
 
     def train_and_stop(*arguments: Any) -> None:
@@ -206,12 +204,14 @@ def test_ctrl_c_while_a_classifier_is_trained(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(learner_module, "train_classifier", train_and_stop)
     events: list[Event] = []
-    run = Run(experiment, tmp_path / "parts", make_fabric("cpu"), events.append, save_minutes=FOREVER)
+    run = Run(*case, tmp_path / "parts", make_fabric("cpu"), events.append, execution=Execution(save_minutes=FOREVER))
     assert not run.execute()
     last = (2 if method == "lzsl" else 1) * EPOCHS - 1
-    assert events[-1] == Stopped(experiment.label, str(tmp_path / "parts"), 2, last)
+    assert events[-1] == Stopped(case.spec.title, str(tmp_path / "parts"), 2, last)
     events.clear()
-    assert Run(experiment, tmp_path / "parts", make_fabric("cpu"), events.append, save_minutes=FOREVER).execute()
+    assert Run(
+        *case, tmp_path / "parts", make_fabric("cpu"), events.append, execution=Execution(save_minutes=FOREVER)
+    ).execute()
     assert isinstance(events[0], Started)
     assert (events[0].number, events[0].epoch, events[0].resumed) == (2, last, True)
     assert events[0].epochs_done == EPOCHS + last + 1
@@ -222,19 +222,19 @@ def test_ctrl_c_while_a_classifier_is_trained(tmp_path: Path, monkeypatch: pytes
 
 def test_a_complete_run_may_be_found_so_by_several_at_once(tmp_path: Path) -> None:
     """As workers do with the validation run that comes before theirs."""
-    experiment = make_experiment("rkr", tasks=1)
-    assert execute(tmp_path, experiment)
+    case = make_case("rkr", tasks=1)
+    assert execute(tmp_path, case)
     with RunFolder(tmp_path).locked():
-        assert execute(tmp_path, experiment)
+        assert execute(tmp_path, case)
         with pytest.raises(UsageError, match="holds a run with other settings"):
-            execute(tmp_path, make_experiment("rkr", tasks=1, settings={"method": "other"}))
+            execute(tmp_path, make_case("rkr", tasks=1, settings={"method": "other"}))
         other = make_stream(1)
         other.tasks[0].test.x[-1, -1] += 1
         with pytest.raises(UsageError, match=r"holds a run with other settings \(the data have changed\)"):
-            execute(tmp_path, make_experiment("rkr", stream=other))
+            execute(tmp_path, make_case("rkr", stream=other))
     (tmp_path / "results.jsonl").unlink()
-    with RunFolder(tmp_path).locked(), pytest.raises(UsageError, match="another process is running this"):
-        execute(tmp_path, experiment)
+    with RunFolder(tmp_path).locked(), pytest.raises(UsageError, match="another process is executing this run"):
+        execute(tmp_path, case)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -267,8 +267,8 @@ class WithOptimizers(Run):
 
 def test_both_passes_of_lzsl_share_one_optimizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Watched, "happened", [], raising=False)
-    experiment = make_experiment("lzsl", method=Method(Watched, ""), epochs=4, tasks=2)
-    run = WithOptimizers(experiment, tmp_path, make_fabric("cpu"), save_minutes=FOREVER)
+    case = make_case("lzsl", learner=Method(Watched, ""), epochs=4, tasks=2)
+    run = WithOptimizers(*case, tmp_path, make_fabric("cpu"), execution=Execution(save_minutes=FOREVER))
     run.made = []
     assert run.execute()
     passes = [0, 0.25, 0.5, 0.75]
@@ -288,12 +288,12 @@ def test_both_passes_of_lzsl_share_one_optimizer(tmp_path: Path, monkeypatch: py
 
 def test_training_is_the_plain_loop(tmp_path: Path) -> None:
     """The engine's first task against CADA-VAE's training written out: one Adam, batches drawn afresh."""
-    experiment = make_experiment("sft", tasks=1, quiet=True, epochs=5)
-    execute(tmp_path, experiment)
-    training = experiment.stream.tasks[0].training
+    case = make_case("sft", tasks=1, quiet=True, epochs=5)
+    execute(tmp_path, case)
+    training = case.stream.tasks[0].training
     assert training.attributes is not None
     torch.manual_seed(derived(0, "learner"))
-    network = experiment.make()
+    network = case.spec.make()
     torch.manual_seed(derived(0, "task", 0))
     vae = network.attribute_vae(training.attributes.shape[1])  # type: ignore[operator]
     optimizer = Adam([*network.parameters(), *vae.parameters()], lr=0.01, eps=1e-9, amsgrad=True)
@@ -318,13 +318,13 @@ def test_training_is_the_plain_loop(tmp_path: Path) -> None:
 
 def test_epochs_chosen_on_validation_samples(tmp_path: Path) -> None:
     chosen = {"classifier": {"epochs": "validation", "longest": 6, "lr": 0.05}}
-    execute(tmp_path / "chosen", make_experiment("original", validation=True, **chosen))
+    execute(tmp_path / "chosen", make_case("original", validation=True, **chosen))
     for line in lines(tmp_path / "chosen", "task"):
         curve = line["notes"]["validation_h"]
         assert len(curve) == 6
         assert line["notes"]["classifier_epochs"] == (curve.index(max(curve)) + 1 if any(curve) else 6)
     with pytest.raises(UsageError, match="'set 0' has no validation samples"):
-        execute(tmp_path / "none", make_experiment("original", **chosen))
+        execute(tmp_path / "none", make_case("original", **chosen))
 
 
 MARK = 7.5
@@ -358,7 +358,7 @@ def test_learners_never_get_test_features(tmp_path: Path, monkeypatch: pytest.Mo
         return predict(self, x, number)
 
     monkeypatch.setattr(Recording, "predict", watched)
-    execute(tmp_path, make_experiment("sft", method=Method(Recording, ""), stream=stream))
+    execute(tmp_path, make_case("sft", learner=Method(Recording, ""), stream=stream))
     assert sum(map(len, Recording.given)) == 3 * (EPOCHS * BATCHES * 8 + TRAIN)
     assert not any((x == MARK).any() for x in Recording.given)
     assert all((x == MARK).all() for x in predicted)

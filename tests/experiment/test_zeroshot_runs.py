@@ -26,7 +26,7 @@ from rkr.experiment.plan import Plan
 from rkr.experiment.recipes import load_recipe
 from rkr.experiment.results import read_result
 from rkr.experiment.run import Run
-from rkr.experiment.runner import How, run_plan
+from rkr.experiment.runner import Execution, run_plan
 from rkr.methods.zeroshot.learner import ZeroShot
 
 REAL = Path(os.environ.get("RKR_DATA", "")) / "xlsa17" / "data"
@@ -145,7 +145,7 @@ def test_the_validation_run_comes_first(server: Server, recipe: Path) -> None:
     again = server.cli(*words(recipe, "a"))
     assert again.wait() == 0, again.stderr
     assert [event["already"] for event in again.events("finished")] == [True] * 4
-    assert not again.events("epochend")
+    assert not again.events("epoch")
     assert again.events("summary") == done.events("summary")
 
 
@@ -156,16 +156,18 @@ def test_a_run_that_another_recipe_has_made_is_taken_over(recipe: Path) -> None:
 
     def ran(path: Path, **changes: Any) -> tuple[Plan, list[bool]]:
         data = str(recipe.parent / "data")
-        plan = Plan(load_recipe(str(path)), str(path), ("sft",), ("fixed",), out, data=data, **changes)
+        plan = Plan(
+            load_recipe(str(path)), str(path), ("sft",), ("fixed",), out, data=data, accelerator="cpu", **changes
+        )
         events: list[Any] = []
-        assert run_plan(plan, How(threads=1, accelerator="cpu"), events.append)
+        assert run_plan(plan, Execution(threads=1), events.append)
         return plan, [event.already for event in events if isinstance(event, Finished)]
 
     made, already = ran(recipe)
     assert already == [False, False]
     taken, already = ran(other)
     assert already == [True, True]
-    one, two = (plan.folder(plan.jobs[0]) for plan in (made, taken))
+    one, two = (plan.folder(plan.specs[0]) for plan in (made, taken))
     assert outcome(one) == outcome(two)
     before, after = (json.loads((folder / "run.json").read_text()) for folder in (one, two))
     assert after.pop("same_as") == "small/sft/fixed"
@@ -228,9 +230,9 @@ def test_of_runs_only_whole_ones_are_taken_over(recipe: Path, damage: Any, is_co
     def ran(path: Path) -> tuple[Path, Finished]:
         plan = Plan(load_recipe(str(path)), str(path), ("rkr",), ("fixed",), out, data=str(recipe.parent / "data"))
         events: list[Any] = []
-        assert run_plan(plan, How(threads=1, accelerator="cpu"), events.append)
+        assert run_plan(plan, Execution(threads=1), events.append)
         (finished,) = (event for event in events if isinstance(event, Finished))
-        return plan.folder(plan.jobs[0]), finished
+        return plan.folder(plan.specs[0]), finished
 
     one, first = ran(recipe)
     assert (first.already, first.same_as, "same_as" in first.to_json()) == (False, None, False)
@@ -259,8 +261,8 @@ def test_a_loaded_learner_answers_about_features_as_they_come(recipe: Path, meth
         recipe.parent / "runs",
         data=str(recipe.parent / "data"),
     )
-    assert run_plan(plan, How(threads=1), lambda _: None)
-    folder = plan.folder(plan.jobs[0])
+    assert run_plan(plan, Execution(threads=1), lambda _: None)
+    folder = plan.folder(plan.specs[0])
     learner, result = rkr.load_learner(folder), read_result(folder)
     assert isinstance(learner, ZeroShot)
     assert [task.name for task in learner.seen] == list(NAMES)
@@ -287,8 +289,8 @@ def test_a_model_without_its_scaling_is_not_loaded(recipe: Path) -> None:
     plan = Plan(
         load_recipe(str(recipe)), str(recipe), ("sft",), ("fixed",), recipe.parent, data=str(recipe.parent / "data")
     )
-    assert run_plan(plan, How(threads=1), lambda _: None)
-    folder = plan.folder(plan.jobs[0])
+    assert run_plan(plan, Execution(threads=1), lambda _: None)
+    folder = plan.folder(plan.specs[0])
     path = folder / "model" / "learner.safetensors"
     save_file({key: value for key, value in load_file(path).items() if not key.startswith(("low_", "width_"))}, path)
     with pytest.raises(FileError, match="cannot be read, or is not of this run"):
@@ -305,9 +307,9 @@ def test_ridge_is_not_loaded(recipe: Path) -> None:
         recipe.parent / "runs",
         data=str(recipe.parent / "data"),
     )
-    assert run_plan(plan, How(threads=1), lambda _: None)
+    assert run_plan(plan, Execution(threads=1), lambda _: None)
     with pytest.raises(UsageError, match="only the package's methods that train a network can be loaded, not 'ridge'"):
-        rkr.load_learner(plan.folder(plan.jobs[0]))
+        rkr.load_learner(plan.folder(plan.specs[0]))
 
 
 @pytest.mark.slow  # workers start up for longer than they compute
@@ -351,8 +353,8 @@ def test_fixed_epochs_need_no_validation_run(server: Server, recipe: Path) -> No
 def test_a_method_without_classifiers_needs_no_validation_run(recipe: Path) -> None:
     made = plan(recipe, methods=("ridge",))
     assert made.before is None
-    assert run_plan(made, How(accelerator="cpu", threads=1), lambda event: None)
-    result = read_result(made.folder(made.jobs[0]))
+    assert run_plan(made, Execution(threads=1), lambda event: None)
+    result = read_result(made.folder(made.specs[0]))
     assert result.measure == "H"
     assert result.unchanged == (True, True)
     assert "classifier" not in result.settings["options"]
@@ -364,43 +366,43 @@ def test_a_method_without_classifiers_needs_no_validation_run(recipe: Path) -> N
 def plan(recipe: Path, **changes: Any) -> Plan:
     data = str(recipe.parent / "data")
     given = {"methods": ("rkr",), "orders": ("fixed",), "out": recipe.parent / "a", "data": data, **changes}
-    return Plan(load_recipe(recipe), str(recipe), **given)
+    return Plan(load_recipe(recipe), str(recipe), accelerator="cpu", **given)
 
 
 def test_a_method_that_diverges_on_validation_classes_does_not_keep_others_from_running(recipe: Path) -> None:
     recipe.write_text(RECIPE + "\n[methods.lzsl]\ndistillation = 1e39\n")
     made = plan(recipe, methods=("lzsl", "sft"))
     for _ in range(2):
-        with pytest.raises(Diverged, match=r"^on validation classes, so that lzsl cannot be tested: .* 'TWO' is "):
-            run_plan(made, How(threads=1), lambda _: None)
-        lzsl, sft = made.jobs
+        with pytest.raises(Diverged, match=r"^on validation classes, so lzsl cannot be tested: .* 'TWO' is "):
+            run_plan(made, Execution(threads=1), lambda _: None)
+        lzsl, sft = made.specs
         assert read_result(made.folder(sft)).finished
         assert not made.folder(lzsl).exists()
     with pytest.raises(Diverged, match="cannot be tested"):
-        run_plan(plan(recipe, methods=("lzsl",)), How(threads=1), lambda _: None)
+        run_plan(plan(recipe, methods=("lzsl",)), Execution(threads=1), lambda _: None)
 
 
 def test_what_comes_before(recipe: Path) -> None:
     made = plan(recipe, epochs=1, limit=4, seeds=(3, 4), orders=("first-TWO",), methods=("rkr", "sft"))
     before = made.before
     assert before is not None
-    assert before.jobs == [("rkr", "first-TWO", 0), ("sft", "first-TWO", 0)]
-    assert before.folder(before.jobs[0]) == made.out / "small-validation-1-epochs-limit-4" / "rkr" / "first-TWO"
+    assert [(s.method, s.order, s.seed) for s in before.specs] == [("rkr", "first-TWO", 0), ("sft", "first-TWO", 0)]
+    assert before.folder(before.specs[0]) == made.out / "small-validation-1-epochs-limit-4" / "rkr" / "first-TWO"
     assert before.before is None
     recipe.write_text(RECIPE.replace("longest = 5", "longest = 2").replace("[stream]", "[stream]\nfirst = 1"))
     first = plan(recipe, epochs=1, orders=("fixed", "first-TWO"), methods=("sft",))
     assert first.before is not None
-    assert [job.order for job in first.before.jobs] == ["fixed", "first-TWO"]
-    assert run_plan(first, How(accelerator="cpu", threads=1), lambda event: None)
-    found = [read_result(first.folder(job)) for job in first.jobs]
+    assert [spec.order for spec in first.before.specs] == ["fixed", "first-TWO"]
+    assert run_plan(first, Execution(threads=1), lambda event: None)
+    found = [read_result(first.folder(spec)) for spec in first.specs]
     assert [result.tasks for result in found] == [("ONE",), ("TWO",)]
-    for job, result in zip(first.before.jobs, found, strict=True):  # with the epochs chosen for its order
-        chosen = read_result(first.before.folder(job))
+    for spec, result in zip(first.before.specs, found, strict=True):  # with the epochs chosen for its order
+        chosen = read_result(first.before.folder(spec))
         assert chosen.tasks == result.tasks
         assert chosen.notes[0]["classifier_epochs"] == result.notes[0]["classifier_epochs"]
-    command = runner._command(before, How(2), before.jobs[0], 1)
+    command = runner._command(before, Execution(2), before.specs[0], 1)
     assert "--validation" in command
-    assert "--validation" not in runner._command(made, How(2), made.jobs[0], 1)
+    assert "--validation" not in runner._command(made, Execution(2), made.specs[0], 1)
 
 
 @pytest.mark.parametrize("at_the_end", [False, True])
@@ -422,18 +424,18 @@ def test_ctrl_c_in_the_validation_run_stops_all(
     monkeypatch.setattr(Run, "_between_batches", between_batches)
     made = plan(recipe)
     events: list[Any] = []
-    assert not run_plan(made, How(accelerator="cpu", threads=1), events.append)
+    assert not run_plan(made, Execution(threads=1), events.append)
     assert {event.run for event in events} == {"small-validation rkr fixed"}
     assert not made.root.exists()
     monkeypatch.undo()
-    assert run_plan(made, How(accelerator="cpu", threads=1), events.append)
-    assert read_result(made.folder(made.jobs[0])).finished
+    assert run_plan(made, Execution(threads=1), events.append)
+    assert read_result(made.folder(made.specs[0])).finished
 
 
 def test_features_of_another_width(recipe: Path) -> None:
     recipe.write_text(RECIPE.replace("in_features = 6", "in_features = 7"))
     with pytest.raises(UsageError, match=r"takes 7 features, the data have 6: set network\.in_features = 6"):
-        run_plan(plan(recipe), How(accelerator="cpu", threads=1), lambda event: None)
+        run_plan(plan(recipe), Execution(threads=1), lambda event: None)
 
 
 @pytest.mark.slow

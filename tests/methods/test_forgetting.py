@@ -10,7 +10,7 @@ from rkr.experiment.metrics import average, backward_transfer, during
 from rkr.experiment.plan import Plan
 from rkr.experiment.recipes import load_recipe
 from rkr.experiment.results import Result, read_result
-from rkr.experiment.runner import How, run_plan
+from rkr.experiment.runner import Execution, run_plan
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -21,8 +21,8 @@ def learned(out: Path, method: str, strength: float | None = None) -> Result:
     if strength is not None:
         chosen = recipe.method(method).model_copy(update={"options": {"strength": strength}})
         recipe = recipe.model_copy(update={"methods": {**recipe.methods, method: chosen}})
-    plan = Plan(recipe, "digits", (method,), recipe.orders[:1], out)
-    assert run_plan(plan, How(threads=1, accelerator="cpu"), lambda event: None)
+    plan = Plan(recipe, "digits", (method,), recipe.orders[:1], out, accelerator="cpu")
+    assert run_plan(plan, Execution(threads=1), lambda event: None)
     return read_result(out / "digits" / method / "fixed")
 
 

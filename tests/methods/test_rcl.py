@@ -6,8 +6,6 @@ import copy
 import itertools
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +20,9 @@ from torch import Tensor, nn
 import rkr
 from rkr.data import Images, Stream, Task, Training
 from rkr.experiment.processes import make_fabric
+from rkr.experiment.recipes.settings import TrainingSettings
 from rkr.experiment.run import Run
-from rkr.experiment.spec import Experiment
+from rkr.experiment.spec import RunSpec
 from rkr.methods import METHODS
 from rkr.methods.learner import Phase, SeenTask
 from rkr.methods.rcl import Controller, ReinforcedLearning
@@ -528,23 +527,7 @@ def test_a_network_with_nothing_to_grow() -> None:
 # In the engine
 
 
-@dataclass(frozen=True)
-class Plan:
-    epochs: int = 1
-    batch: int = 8
-    optimizer: str = "adam"
-    lr: float = 0.01
-    momentum: float = 0.9
-    weight_decay: float = 1e-4
-    milestones: Sequence[int] = ()
-    gamma: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    amsgrad: bool = False
-    sampling: str = "passes"
-
-
-def experiment() -> Experiment:
+def case() -> tuple[RunSpec, Stream]:
     def images(seed: int) -> Images:
         draw = torch.Generator().manual_seed(seed)
         y = torch.arange(20) % 2
@@ -553,16 +536,18 @@ def experiment() -> Experiment:
         return Images(x, y)
 
     made = tuple(Task(Training(f"task {n}", (f"{n}a", f"{n}b"), images(2 * n)), images(2 * n + 1)) for n in range(3))
-    return Experiment(
-        label="rcl",
-        stream=Stream("halves", made, (0.3,), (0.2,), ((0, 1), (2, 3), (4, 5))),
+    spec = RunSpec(
+        recipe="halves",
+        method="rcl",
+        order="fixed",
         make=lambda: rkr.networks.small_cnn(classes=6),
         head="fc",
-        method=METHODS["rcl"],
+        learner=METHODS["rcl"],
         options={"trials": 3, "parallel": 2, "actions": 5, "unit": "absolute", "hidden": 6},
-        schedule=Plan(),
+        training=TrainingSettings(epochs=1, batch=8, optimizer="adam", lr=0.01, weight_decay=1e-4),
         settings={"training": {"lr": 0.01, "epochs": 1}},
     )
+    return spec, Stream("halves", made, (0.3,), (0.2,), ((0, 1), (2, 3), (4, 5)))
 
 
 class Stopping(Run):
@@ -577,7 +562,7 @@ class Stopping(Run):
 
 def test_a_run_with_its_trials(tmp_path: Path) -> None:
     """The best trial of each task is kept, answers of earlier tasks stay, and interruptions leave no trace."""
-    whole = Run(experiment(), tmp_path / "whole", make_fabric("cpu"))
+    whole = Run(*case(), tmp_path / "whole", make_fabric("cpu"))
     assert whole.execute()
     lines = [json.loads(line) for line in (tmp_path / "whole" / "results.jsonl").read_text().splitlines()]
     tried = [line for line in lines if line["event"] == "candidate"]
@@ -593,7 +578,7 @@ def test_a_run_with_its_trials(tmp_path: Path) -> None:
         assert done[number - 1]["notes"] == {"units": learner.units(best["candidate"])}
     parts, stops = tmp_path / "parts", 0
     while True:
-        run = Stopping(experiment(), parts, make_fabric("cpu"))
+        run = Stopping(*case(), parts, make_fabric("cpu"))
         run.left = 4
         if run.execute():
             break

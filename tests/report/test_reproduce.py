@@ -64,17 +64,17 @@ def test_every_recipe_with_printed_numbers_belongs_to_one() -> None:
 
 
 def test_the_runs_are_the_papers(tmp_path: Path) -> None:
-    def jobs(name: str, **options: bool) -> tuple[int, set[object], set[int]]:
+    def specs(name: str, **options: bool) -> tuple[int, set[object], set[int]]:
         plans = load_exhibit(name).plans(tmp_path, **options)
-        all_jobs = [job for plan in plans for job in plan.jobs]
-        return len(all_jobs), {job.order for job in all_jobs}, {job.seed for job in all_jobs}
+        all_specs = [spec for plan in plans for spec in plan.specs]
+        return len(all_specs), {spec.order for spec in all_specs}, {spec.seed for spec in all_specs}
 
     methods = len(load_recipe("cifar100-lenet").methods)
-    assert jobs("table-lenet") == (5 * methods, {"A", "B", "C", "D", "E"}, {0})
-    assert jobs("table-gzsl") == (7 * 5, {"fixed"}, {0, 1, 2, 3, 4})
-    assert jobs("table-gzsl-first-task") == (4 * 5, {"fixed", "first-AWA1", "first-CUB", "first-SUN"}, {0, 1, 2, 3, 4})
-    assert jobs("table-components") == (2 * 3 * 5, {"A", "B", "C", "D", "E", 0, 1, 2, 3, 4}, {0})
-    assert jobs("table-lenet", quick=True) == (methods, {"A"}, {0})
+    assert specs("table-lenet") == (5 * methods, {"A", "B", "C", "D", "E"}, {0})
+    assert specs("table-gzsl") == (7 * 5, {"fixed"}, {0, 1, 2, 3, 4})
+    assert specs("table-gzsl-first-task") == (4 * 5, {"fixed", "first-AWA1", "first-CUB", "first-SUN"}, {0, 1, 2, 3, 4})
+    assert specs("table-components") == (2 * 3 * 5, {"A", "B", "C", "D", "E", 0, 1, 2, 3, 4}, {0})
+    assert specs("table-lenet", quick=True) == (methods, {"A"}, {0})
     assert load_exhibit("encoder-memory").plans(tmp_path) == []
     (quick,) = load_exhibit("table-lenet").plans(tmp_path, quick=True)
     assert quick.root.name == "cifar100-lenet-2-epochs-limit-500"
@@ -246,10 +246,10 @@ def test_the_command_runs_what_is_missing(
     """Each run that is not there is run; here a function that writes a result stands for it."""
 
     def run_plan(plan: Plan, *rest: object) -> bool:
-        for job in plan.jobs:
-            if not plan.folder(job).exists():
-                run_folder(TEN, recipe=plan.root.name, method=job.method, order=job.order)
-                ran.append((job.method, job.order))
+        for spec in plan.specs:
+            if not plan.folder(spec).exists():
+                run_folder(TEN, recipe=plan.root.name, method=spec.method, order=spec.order)
+                ran.append((spec.method, spec.order))
         return True
 
     ran: list[tuple[str, object]] = []

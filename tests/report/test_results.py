@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from rkr import FileError, UsageError
-from rkr.experiment.results import Cost, Epoch, Result, Times, find_results, rank, read_result
+from rkr.capacity import Capacity
+from rkr.experiment.results import Epoch, Result, Times, find_results, rank, read_result
 from rkr.report import by_recipe, comparable
 from rkr.report.groups import by_method
 
@@ -36,7 +37,7 @@ def test_a_folder_is_read_as_it_was_written(run_folder):
     assert result.agnostic == (None, None, (0.3, 0.375, 0.475))
     assert result.proofs[1] == {"toy-1": "1-1", "toy-2": "2-2"}
     assert result.unchanged == (True, True, True)
-    assert result.costs[2] == Cost(1030, 103.0, 7000, 123456)
+    assert result.costs[2] == Capacity(1030, 1000, 7000, 123456)
     assert len(result.epochs) == 6
     assert result.epochs[2:4] == (
         Epoch(2, "toy-2", "train", 0, 2.0, 0.5, 0.01),
@@ -100,7 +101,7 @@ def test_a_loss_that_is_no_number_is_no_reason_to_refuse(run_folder):
 def test_multiply_adds_need_not_be_counted(run_folder):
     folder = run_folder()
     edit(folder / "results.jsonl", 9, {"cost": {"parameters": 1, "percent": 100, "bytes": 4, "multiply_adds": None}})
-    assert read_result(folder).costs[2] == Cost(1, 100.0, 4, None)
+    assert read_result(folder).costs[2] == Capacity(1, 1, 4, None)
 
 
 # Lines 3, 6 and 9 are the tasks, line 10 the end.

@@ -47,7 +47,7 @@ def cost(
     json_: Json = False,
 ) -> None:
     """Count the parameters, bytes and multiply-adds of a method's tasks, without training."""
-    from rkr.experiment.counting import as_json, count_named
+    from rkr.experiment.counting import count_named
 
-    found = count_named(network, method, tasks, rank, classes, stem, None if input_ is None else shape(input_))
-    print(json.dumps(as_json(found), indent=2) if json_ else found)
+    text, values = count_named(network, method, tasks, rank, classes, stem, None if input_ is None else shape(input_))
+    print(json.dumps(values, indent=2) if json_ else text)

@@ -79,11 +79,12 @@ def reproduce(
 
 
 def _run(plans: list[Plan], workers: int, threads: int | None, json_: bool) -> None:
-    from rkr.experiment.runner import How, run_plan
+    from rkr.experiment.execution import Execution
+    from rkr.experiment.runner import run_plan
     from rkr.report.outcome import draw
 
     for plan in plans:
-        watched(json_, partial(run_plan, plan, How(workers, threads)))
+        watched(json_, partial(run_plan, plan, Execution(workers, threads)))
         figures = draw(plan.root)
         if not json_:
             print(f"figures: {figures}")

@@ -26,8 +26,8 @@ from rkr.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from rkr.experiment.execution import Execution
     from rkr.experiment.plan import Plan
-    from rkr.experiment.runner import How
 
 EXAMPLES = (
     "rkr run cifar100-lenet --method rkr,finetune --epochs 20",
@@ -107,9 +107,9 @@ def run(
 
     if precision == "bf16-mixed":
         avoid_broken_amx()  # before torch computes anything: recipes are checked by running their networks
+    from rkr.experiment.execution import Execution
     from rkr.experiment.plan import Plan, choose_orders, choose_seeds
     from rkr.experiment.recipes import load_recipe
-    from rkr.experiment.runner import How
 
     plans = []
     for recipe in recipes:
@@ -118,17 +118,18 @@ def run(
         methods = tuple(loaded.methods) if method is None else comma_separated(method)
         chosen = choose_orders(loaded, orders, () if order is None else comma_separated(order))
         drawn = choose_seeds(loaded, seeds, () if seed is None else comma_separated(seed))
-        plans.append(Plan(loaded, recipe, methods, chosen, out, epochs, drawn, limit, data, validation))
-    how = How(workers, threads, accelerator, precision, save_minutes, tensorboard)
+        changes = (epochs, drawn, limit, data, validation, accelerator, precision)
+        plans.append(Plan(loaded, recipe, methods, chosen, out, *changes))
+    execution = Execution(workers, threads, save_minutes, tensorboard)
     for plan in plans:
         if helper:
-            _help(plan, how)
+            _help(plan, execution)
         else:
-            run_and_show(plan, how, json_, figures=figures, more=plan is not plans[-1])
+            run_and_show(plan, execution, json_, figures=figures, more=plan is not plans[-1])
 
 
 def run_and_show(
-    plan: Plan, how: How, json_: bool, matrices: bool = False, figures: bool = True, more: bool = False
+    plan: Plan, execution: Execution, json_: bool, matrices: bool = False, figures: bool = True, more: bool = False
 ) -> None:
     """Run a plan and print its results; with `more`, other plans follow it."""
     from rkr.experiment.folder import RunFolder
@@ -137,14 +138,14 @@ def run_and_show(
 
     diverged: Diverged | None = None
     try:
-        watched(json_, lambda watch: run_plan(plan, how, watch, more))
+        watched(json_, lambda watch: run_plan(plan, execution, watch, more))
     except Diverged as error:  # all other runs are complete
         diverged = error
-    jobs = [job for job in plan.jobs if diverged is None or RunFolder(plan.folder(job)).finished]
-    if jobs and not RANK:
+    specs = [spec for spec in plan.specs if diverged is None or RunFolder(plan.folder(spec)).finished]
+    if specs and not RANK:
         from rkr.report.outcome import Outcome, draw
 
-        outcome = Outcome(plan, jobs)
+        outcome = Outcome(plan, specs)
         drawn = draw(plan.root) if figures else None
         if json_:
             print(*outcome.json_lines(), sep="\n")
@@ -157,7 +158,7 @@ def run_and_show(
         raise diverged
 
 
-def _help(plan: Plan, how: How) -> None:
+def _help(plan: Plan, execution: Execution) -> None:
     """Train the candidates that the process of a run asks for on the standard input."""
     from rkr.experiment.runner import help_run
     from rkr.experiment.workers import DONE, asked_lines
@@ -165,4 +166,4 @@ def _help(plan: Plan, how: How) -> None:
     def answer() -> None:
         print(DONE, flush=True)
 
-    watched(True, lambda watch: help_run(plan, how, watch, asked_lines(), answer))
+    watched(True, lambda watch: help_run(plan, execution, watch, asked_lines(), answer))

@@ -50,8 +50,8 @@ def tune(
     json_: Json = False,
 ) -> None:
     """Choose a method's options on the validation splits of the first tasks. The test split is never used."""
+    from rkr.experiment.execution import Execution
     from rkr.experiment.recipes import load_recipe
-    from rkr.experiment.runner import How
     from rkr.experiment.tune import (
         outcome,
         outcome_json,
@@ -69,7 +69,7 @@ def tune(
     tasks = min(3, loaded.stream.tasks) if tasks is None else tasks
     search = tuning(loaded, method, tasks, out, parsed_grid(grid or ()))
     plan = search_plan(search, order, epochs, data, limit)
-    done = watched(json_, partial(run_search, plan, How(workers, threads)))
+    done = watched(json_, partial(run_search, plan, Execution(workers, threads)))
     assert done is not None
     plan, diverged = done
     found = outcome(search, plan)

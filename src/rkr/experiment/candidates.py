@@ -8,22 +8,19 @@ result: the run itself, or others that it has started.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from filelock import FileLock, Timeout
-from lightning_fabric import Fabric
 
 from rkr.errors import FileError, RkrError
 from rkr.experiment.evaluate import BATCH, held_out_accuracy
-from rkr.experiment.events import Event, Watch
-from rkr.experiment.folder import RunFolder
+from rkr.experiment.events import Watch
 from rkr.experiment.loop import CandidateKey, Diverged, Loop
 from rkr.experiment.samples import derived, held_out
-from rkr.experiment.spec import Experiment
 from rkr.experiment.state import load_state, save_state
 
 LOCK_SECONDS = 60.0  # a process whose run was killed ends after the batch at hand
@@ -60,21 +57,6 @@ class Tried:
     seconds: float
 
 
-class Crew(Protocol):
-    """Others that train candidates for a run."""
-
-    def train(
-        self, keys: Sequence[CandidateKey], told: Callable[[CandidateKey, Event], None], asked: Callable[[], bool]
-    ) -> Iterator[CandidateKey]:
-        """Train them all, several at once, and yield each one that is done.
-
-        Args:
-            keys: Which.
-            told: Gets their events, from any thread.
-            asked: Whether to stop, which is to end with `Interrupted` when all states are saved.
-        """
-
-
 def read_trained(path: Path) -> Trained | None:
     """What came out of a candidate, or None if it is not trained to the end."""
     if not path.exists():
@@ -95,21 +77,11 @@ def best_of(tried: Sequence[Tried]) -> Tried | None:
 class Candidate(Loop):
     """Trains one candidate, from the beginning or from where it was."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        folder: RunFolder,
-        fabric: Fabric,
-        key: CandidateKey,
-        watch: Watch,
-        save_minutes: float,
-        decode_workers: int | None,
-        asked: Callable[[], bool],
-    ) -> None:
-        super().__init__(experiment, folder, fabric, watch, save_minutes, decode_workers)
-        self._key, self._ask = key, asked
+    def __init__(self, run: Loop, key: CandidateKey, watch: Watch) -> None:
+        super().__init__(run.spec, run.stream, run.folder, run.fabric, watch, run.execution)
+        self._key, self._asked = key, run._asked  # type: ignore[method-assign]
         self._words = ("candidate", key.round, key.place)
-        self._path = folder.candidates / key.file
+        self._path = run.folder.candidates / key.file
         self._lines: list[dict[str, Any]] = []
 
     def train(self) -> None:
@@ -127,8 +99,8 @@ class Candidate(Loop):
         self._at.number = key.number
         self._build(run["begun"])
         self._learner.load_state_dict(run["learner"])
-        training = self.experiment.stream.tasks[key.number].training
-        seed = derived(self.experiment.seed, "held out", key.number)  # the same for all candidates of the task
+        training = self.stream.tasks[key.number].training
+        seed = derived(self.spec.seed, "held out", key.number)  # the same for all candidates of the task
         samples, self._kept_back = held_out(training, self._learner.holds_out, seed)
         self._adopt(key, proposed[key.place])
         if state is not None:
@@ -181,9 +153,6 @@ class Candidate(Loop):
 
     def _record(self, line: dict[str, Any]) -> None:
         self._lines.append(line)
-
-    def _asked(self) -> bool:
-        return self._ask()
 
     def _done(self, of_task: float = 0.0) -> float:
         return of_task

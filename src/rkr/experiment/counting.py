@@ -1,45 +1,20 @@
-"""What methods cost, counted without training: a learner makes room for tasks, and is counted."""
+"""What methods cost, counted without training: a learner begins the tasks, and is counted after each."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
-from rkr.core.cost import Cost
+from rkr.capacity import Capacity
 from rkr.errors import UsageError
 from rkr.experiment.recipes.messages import choose
 
 if TYPE_CHECKING:
     from rkr.methods import Learner, Method
-    from rkr.methods.learner import Capacity
-
-
-@dataclass(frozen=True)
-class Capacities:
-    """What a method keeps after each task; print it for a table."""
-
-    method: str
-    after: tuple[Capacity, ...]
-    note: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """For machines."""
-        rows = [{**asdict(one), "percent": one.percent} for one in self.after]
-        return {"method": self.method, "note": self.note, "after": rows}
-
-    def __str__(self) -> str:
-        rows = [("tasks", "parameters", "%", "bytes", "multiply-adds")]
-        for number, one in enumerate(self.after, 1):
-            macs = "unknown" if one.multiply_adds is None else f"{one.multiply_adds:,}"
-            rows.append((str(number), f"{one.parameters:,}", f"{one.percent:.2f}", f"{one.bytes:,}", macs))
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
-        lines.append(f"100 % are the {self.after[0].network:,} parameters of the plain network")
-        return "\n".join([*lines, self.note] if self.note else lines)
 
 
 def begun(
@@ -51,7 +26,7 @@ def begun(
     then: Callable[[Learner], None] = lambda learner: None,
     zero_shot: bool = False,
 ) -> Learner:
-    """A learner that has begun tasks of so many classes, untrained; `then` is told after each."""
+    """An untrained learner that has begun tasks, one for each number of classes; `then` is called after each."""
     import torch
 
     from rkr.methods.learner import SeenTask
@@ -60,7 +35,7 @@ def begun(
     if zero_shot:
         seen = {"attributes": torch.zeros(max(tasks), 2), "unseen": (1,)}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that the base was not trained: it is only counted
+        warnings.simplefilter("ignore", UserWarning)  # the base is not trained, only counted
         learner = method.build(make, head, **options)
         for number, classes in enumerate(tasks):
             names = tuple(f"{number}-{i}" for i in range(classes))
@@ -76,10 +51,10 @@ def count(
     tasks: int,
     rank: int | None = None,
     shape: tuple[int, ...] | None = None,
-) -> Cost | Capacities:
-    """The cost of a method's tasks on a network: by parts for those that rectify, in all for others.
+) -> tuple[str, dict[str, Any]]:
+    """The cost of a method's tasks on a network, as text and as JSON: by parts for methods that rectify layers.
 
-    Of networks for zero-shot tasks only the encoder of images is counted, as in the paper.
+    For zero-shot networks only the image encoder is counted, as in the paper.
     """
     from rkr.core.model import RectifiedModel
     from rkr.core.options import Options
@@ -110,7 +85,8 @@ def count(
         begun(method, make, head or "", {}, each, lambda made: after.append(made.capacity()), zero_shot)
         before = method.learner.learns_its_size
         note = f"training decides on the size of {name}: {before}" if before else ""
-        return Capacities(name, tuple(after), note)
+        rows = [{**asdict(one), "percent": one.percent} for one in after]
+        return _table(after, note), {"method": name, "note": note, "after": rows}
     options = {key: value for key, value in method.options.items() if key in Options().to_json()}
     network = cast("nn.Module", network.encoder) if zero_shot else network
     model = RectifiedModel(network, Options.from_json(options if rank is None else {**options, "rank": rank}), head)
@@ -118,7 +94,21 @@ def count(
         warnings.simplefilter("ignore", UserWarning)
         for number in range(1, tasks + 1):
             model.add_task(f"task {number}", classes=None if head is None else classes // tasks)
-    return model.cost(shape)
+    cost = model.cost(shape)
+    totals = {"percent": cost.percent, "total_percent": cost.total_percent, "total_bytes": cost.total_bytes}
+    return str(cost), {**totals, **asdict(cost)}
+
+
+def _table(after: Sequence[Capacity], note: str) -> str:
+    """The capacity after each task."""
+    rows = [("tasks", "parameters", "%", "bytes", "multiply-adds")]
+    for number, one in enumerate(after, 1):
+        macs = "unknown" if one.multiply_adds is None else f"{one.multiply_adds:,}"
+        rows.append((str(number), f"{one.parameters:,}", f"{one.percent:.2f}", f"{one.bytes:,}", macs))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
+    lines.append(f"100 % are the {after[0].network:,} parameters of the plain network")
+    return "\n".join([*lines, note] if note else lines)
 
 
 def count_named(
@@ -129,7 +119,7 @@ def count_named(
     classes: int | None = None,
     stem: str | None = None,
     shape: tuple[int, ...] | None = None,
-) -> Cost | Capacities:
+) -> tuple[str, dict[str, Any]]:
     """The cost of a method's tasks on a network by name. `shape` is that of an image, or (number of features,)."""
     from rkr.experiment.recipes.known import network_arguments
     from rkr.experiment.recipes.settings import NetworkSettings
@@ -142,11 +132,3 @@ def count_named(
     settings = NetworkSettings.checked({"name": network, **arguments})
     head = settings.head if isinstance(getattr(settings.build(), settings.head, None), nn.Linear) else None
     return count(method, settings.build, head, tasks, rank, shape)
-
-
-def as_json(found: Cost | Capacities) -> dict[str, Any]:
-    """The result of `count` as plain values."""
-    if isinstance(found, Capacities):
-        return found.as_json()
-    totals = {"percent": found.percent, "total_percent": found.total_percent, "total_bytes": found.total_bytes}
-    return {**totals, **asdict(found)}

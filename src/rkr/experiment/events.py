@@ -1,4 +1,4 @@
-"""What a run tells those who watch it: displays, machine output and TensorBoard listen to these and to nothing else."""
+"""Events of a run. Displays, JSON output and TensorBoard get nothing else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Event:
         for name in ("round", "candidate", "same_as"):
             if values.get(name, ()) is None:
                 del values[name]
-        return {"event": type(self).__name__.lower(), **values}
+        return {"event": _kind(type(self)), **values}
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class CandidateEnd(Event):
     round: tuple[int, int]  # which (1, 2, ...) of how many
     candidate: tuple[int, int]  # which of how many in the round
     accuracy: float | None  # on the held-out samples; None: its training diverged
-    score: float | None  # what the method makes of it: the highest of all rounds wins
+    score: float | None  # by the method; the highest of all rounds wins
     seconds: float
 
 
@@ -94,8 +94,8 @@ class TaskEnd(Event):
     task: str
     tasks: int
     accuracy: tuple[float, ...]
-    agnostic: tuple[float, ...] | None  # with the task inferred
-    unchanged: bool | None  # earlier tasks answer bit for bit as before; None: the method does not promise it
+    agnostic: tuple[float, ...] | None  # task-agnostic
+    unchanged: bool | None  # earlier tasks' outputs are bit-identical; None: the method does not promise it
     seconds: float
     measure: str = "accuracy"  # what the accuracies are: H in zero-shot learning
 
@@ -112,7 +112,7 @@ class Finished(Event):
 
 @dataclass(frozen=True)
 class Stopped(Event):
-    """The run was interrupted after saving its state; the same command goes on."""
+    """The run was interrupted after saving its state; run the same command again to resume."""
 
     folder: str
     number: int
@@ -123,7 +123,7 @@ class Stopped(Event):
 
 @dataclass(frozen=True)
 class Failed(Event):
-    """The run could not go on; its last state is intact."""
+    """The run failed; its last saved state is intact."""
 
     folder: str
     reason: str
@@ -131,9 +131,14 @@ class Failed(Event):
 
 Watch = Callable[[Event], None]
 
+
+def _kind(event: type[Event]) -> str:
+    """ "task" for `TaskEnd`, as in results.jsonl; "started" for `Started`."""
+    return event.__name__.removesuffix("End").lower()
+
+
 KINDS: dict[str, type[Event]] = {
-    kind.__name__.lower(): kind
-    for kind in (Started, Progress, EpochEnd, CandidateEnd, TaskEnd, Finished, Stopped, Failed)
+    _kind(kind): kind for kind in (Started, Progress, EpochEnd, CandidateEnd, TaskEnd, Finished, Stopped, Failed)
 }
 
 

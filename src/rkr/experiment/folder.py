@@ -1,11 +1,11 @@
-"""A run is a folder: settings, results that only grow, the last state, and a lock.
+"""The folder of a run: settings, results that only grow, the last state, and a lock.
 
-run.json           what is run: written once
-results.jsonl      a line for each epoch, task and candidate; the same bytes whenever the run is repeated
-times.jsonl        how long it took, which no run repeats
-state.safetensors  where to go on; gone when the run is complete
-candidates/        those of the task at hand, trained or amid training; gone when the task is learned
-model/             what was learned: for RKR one file a task, for `rkr.load`
+run.json           settings and environment; written once
+results.jsonl      a line for each epoch, task and candidate; repeating a run gives the same bytes
+times.jsonl        durations, which differ between repetitions
+state.safetensors  where to resume; deleted when the run is finished
+candidates/        candidates of the current task; deleted when the task is learned
+model/             what was learned; for RKR one file per task, for `rkr.load`
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 
 from rkr.atomic import TEMPORARY, write_atomic
 from rkr.errors import FileError, UsageError
-from rkr.experiment.results import RUN_FORMAT
+from rkr.experiment.results import RUN_FORMAT, read_lines
 from rkr.experiment.state import load_state, save_state
 
 DATA = "stream_sha256"  # among the settings: a hash of all samples
@@ -42,16 +42,20 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder; another process that wants it is refused. The lock ends with its process, in any way."""
+        """Hold the folder. A second process gets an error. The lock ends with the process, however it ends."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise FileError(f"{self.path}: cannot be made: {error.strerror or error}; choose another --out") from error
+            raise FileError(
+                f"{self.path}: cannot be created: {error.strerror or error}; choose another --out"
+            ) from error
         lock = FileLock(self.path / "lock", timeout=0)
         try:
             lock.acquire()
         except Timeout:
-            raise UsageError(f"{self.path}: another process is running this: wait for it, or stop it first") from None
+            raise UsageError(
+                f"{self.path}: another process is executing this run: wait for it, or stop it first"
+            ) from None
         except OSError as error:
             raise FileError(f"{self.path}: cannot be locked: {error.strerror or error}") from error
         try:
@@ -59,10 +63,10 @@ class RunFolder:
         finally:
             lock.release()
 
-    def begin(self, settings: dict[str, Any], data: str, about: dict[str, Any]) -> None:
-        """Write what is run, or check that the folder is of the same run. Half-written files of a kill are removed.
+    def begin(self, settings: dict[str, Any], data: str, about: Callable[[], dict[str, Any]]) -> None:
+        """Write the settings, or check that the folder has the same ones. Removes half-written files of a killed run.
 
-        `data` is a hash of all samples.
+        `data` is a hash of all samples; `about` is called only for a new run.
         """
         settings = {**settings, DATA: data}
         for left in self.path.rglob(f"{TEMPORARY}*.tmp"):
@@ -82,20 +86,22 @@ class RunFolder:
                     "choose another folder with --out, or remove that one"
                 )
         else:
-            text = json.dumps({"format": RUN_FORMAT.version, **about, "settings": settings}, indent=1)
+            text = json.dumps({"format": RUN_FORMAT.version, **about(), "settings": settings}, indent=1)
             write_atomic(self._settings, (text + "\n").encode())
 
     def take_over(self, others: Iterable[Path]) -> str | None:
-        """Copy the first of other complete runs that differs in nothing but its recipe's name; not if this one began.
+        """Copy another finished run with the same settings, apart from the recipe's name, unless this one has begun.
 
-        Several tables of a paper share runs, which need not be made for each. Results, by which a run is complete, come
-        last.
+        Several tables of a paper share runs. Damaged runs are never copied. Results mark a run as finished, so they are
+        copied last.
 
         Returns:
-            Which one was copied: its recipe, method and order.
+            The recipe, method and order of the run that was copied, or None.
         """
         if self.results.exists() or self._state.exists():
             return None
+        from rkr.experiment.learned import is_intact
+
         own = read_record(self._settings)
         for path in others:
             other = RunFolder(path)
@@ -104,21 +110,22 @@ class RunFolder:
                 same = {**record["settings"], "recipe": ""} == {**own["settings"], "recipe": ""}
             except (OSError, ValueError, KeyError, TypeError, FileError):
                 continue
-            if same:
-                source = "/".join(path.parts[-3:])
-                mine = {"recipe": own["recipe"], "settings": own["settings"], "same_as": source}
-                with _explained(self.path):
-                    shutil.rmtree(self.model, ignore_errors=True)  # what a kill amid copying left
-                    for file in filter(Path.is_file, (*other.model.rglob("*"), other.times)):
-                        write_atomic(self.path / file.relative_to(path), file.read_bytes())
-                    write_atomic(self._settings, (json.dumps({**record, **mine}, indent=1) + "\n").encode())
-                    write_atomic(self.results, other.results.read_bytes())
-                return source
+            if not same or not is_intact(path):
+                continue
+            source = "/".join(path.parts[-3:])
+            mine = {"recipe": own["recipe"], "settings": own["settings"], "same_as": source}
+            with _explained(self.path):
+                shutil.rmtree(self.model, ignore_errors=True)  # files of a copy that was killed
+                for file in filter(Path.is_file, (*other.model.rglob("*"), other.times)):
+                    write_atomic(self.path / file.relative_to(path), file.read_bytes())
+                write_atomic(self._settings, (json.dumps({**record, **mine}, indent=1) + "\n").encode())
+                write_atomic(self.results, other.results.read_bytes())
+            return source
         return None
 
     @property
     def finished(self) -> bool:
-        """Whether the run is complete, by the last bytes alone: results can be long."""
+        """Whether the run is finished. Reads only the last bytes: results can be long."""
         try:
             with open(self.results, "rb") as file:
                 file.seek(0, 2)
@@ -126,18 +133,15 @@ class RunFolder:
                 text = file.read()
         except OSError:
             return False
-        lines = text[: text.rfind(b"\n") + 1].splitlines()  # a line cut short by a kill is none
+        lines = text[: text.rfind(b"\n") + 1].splitlines()  # without a line that was cut short
         return bool(lines) and lines[-1].startswith(b'{"event": "end"')
 
     def lines(self) -> list[dict[str, Any]]:
         """The results so far."""
-        with _explained(self.results):
-            text = self.results.read_bytes() if self.results.exists() else b""
-        whole = text[: text.rfind(b"\n") + 1]  # a line cut short by a kill is none
         try:
-            return [json.loads(line) for line in whole.splitlines()]
-        except ValueError as error:
-            raise FileError(f"{self.results}: damaged, not JSON ({error}): remove {self.path} to start anew") from error
+            return [line.values for line in read_lines(self.results)]
+        except FileError as error:
+            raise FileError(f"{error}: remove {self.path} to start over") from error
 
     def append(self, path: Path, line: dict[str, Any]) -> None:
         """Add a line to one of the growing files."""
@@ -152,7 +156,7 @@ class RunFolder:
         save_state(self._state, {**state, "results": size})
 
     def resume(self) -> dict[str, Any] | None:
-        """The last state, if any; results that came after it are dropped, as they will come again."""
+        """The last state, if any. Results written after it are dropped: they will be written again."""
         if not self._state.exists():
             if self.results.exists() and not self.finished:
                 self._cut(0)
@@ -162,35 +166,35 @@ class RunFolder:
         return state
 
     def state(self) -> dict[str, Any]:
-        """The last state, which must be there."""
+        """The last state. It must exist."""
         found: dict[str, Any] = load_state(self._state)
         return found
 
     def close(self, tasks: int) -> None:
-        """The run is complete."""
+        """Mark the run as finished."""
         self.append(self.results, {"event": "end", "tasks": tasks})
         self.drop_state()
 
     def drop_state(self) -> None:
-        """A complete run has nothing to go on with."""
+        """Delete the state: a finished run is not resumed."""
         self._state.unlink(missing_ok=True)
 
     def drop_candidates(self, keep: Callable[[str], bool] = lambda name: False) -> None:
-        """Remove files of candidates, all but those whose names are to be kept."""
+        """Delete the files of candidates, except those to keep."""
         for path in self.candidates.glob("*"):
             if not keep(path.name):
                 with _explained(path):
                     path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # there is none, or it is not empty
+        with contextlib.suppress(OSError):  # missing or not empty
             self.candidates.rmdir()
 
     def _cut(self, size: int) -> None:
         if not self.results.exists():
             if size:
-                raise FileError(f"{self.results}: is missing, but there is a state: remove {self.path} to start anew")
+                raise FileError(f"{self.results}: is missing, but there is a state: remove {self.path} to start over")
             return
         if self.results.stat().st_size < size:
-            raise FileError(f"{self.results}: shorter than when the state was saved: remove {self.path} to start anew")
+            raise FileError(f"{self.results}: shorter than when the state was saved: remove {self.path} to start over")
         with _explained(self.results), open(self.results, "r+b") as file:
             file.truncate(size)
 

@@ -1,4 +1,4 @@
-"""What a run has learned, ready for use."""
+"""Loads what a run has learned."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 
-from rkr.errors import FileError, UsageError
+from rkr.errors import FileError, RkrError, UsageError
 
 if TYPE_CHECKING:
     from rkr.methods import Learner
@@ -62,6 +62,20 @@ def load_learner(run: str | os.PathLike[str]) -> Learner:
             raise FileError(f"{folder / 'model'} cannot be read, or is not of this run: {why}") from error
     learner.seen = [replace(task, attributes=None, scaling=None) for task in learner.seen]
     return learner.eval()
+
+
+def is_intact(run: Path) -> bool:
+    """Whether a run is finished, and its results and learner can be read."""
+    from rkr.experiment.results import read_result
+
+    try:
+        if not read_result(run).finished:
+            return False
+        with torch.random.fork_rng(devices=()):  # networks start with random weights
+            load_learner(run)
+    except RkrError:
+        return False
+    return True
 
 
 def _zero_shot(task: dict[str, Any], stream: dict[str, Any]) -> dict[str, Any]:

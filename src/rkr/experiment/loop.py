@@ -20,14 +20,15 @@ from lightning_fabric import Fabric
 from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer
 
-from rkr.data import Batches
+from rkr.data import Batches, Stream
 from rkr.data.task import Samples
 from rkr.errors import RkrError
 from rkr.experiment.events import EpochEnd, Progress, Watch
+from rkr.experiment.execution import Execution
 from rkr.experiment.folder import RunFolder
-from rkr.experiment.processes import gather, nothing_of_its_own, over_whole_batches, sum_gradients
+from rkr.experiment.processes import gather, over_whole_batches, placeholder_batch, sum_gradients
 from rkr.experiment.samples import derived, rehearsed
-from rkr.experiment.spec import Experiment
+from rkr.experiment.spec import RunSpec
 from rkr.methods import Learner, MakeNetwork
 from rkr.methods.learner import Outcome, Phase, ReadSamples, SeenTask
 
@@ -58,30 +59,23 @@ class CandidateKey(NamedTuple):
 
 
 class Interrupted(Exception):
-    """The user wants to stop; the state is saved."""
+    """A stop was requested, and the state is saved."""
 
 
 class Diverged(RkrError):
-    """The loss is not finite, which says nothing about other runs."""
+    """The loss is not finite. Other runs may still succeed."""
 
     exit_code = 3  # of the command
 
 
 class Loop:
-    """Trains a learner on a task. Subclasses say where states and lines go, and whether to stop."""
+    """Trains a learner on a task. Subclasses decide where states and result lines go, and when to stop."""
 
     def __init__(
-        self,
-        experiment: Experiment,
-        folder: RunFolder,
-        fabric: Fabric,
-        watch: Watch,
-        save_minutes: float,
-        decode_workers: int | None,
+        self, spec: RunSpec, stream: Stream, folder: RunFolder, fabric: Fabric, watch: Watch, execution: Execution
     ) -> None:
-        self.experiment, self.folder, self.fabric = experiment, folder, fabric
+        self.spec, self.stream, self.folder, self.fabric, self.execution = spec, stream, folder, fabric, execution
         self._watch: Watch = watch if fabric.is_global_zero else lambda event: None
-        self._save_minutes, self._decode_workers = save_minutes, decode_workers
         self._at = Position()
         self._learner: Learner
         self._optimizer: Optimizer | None = None
@@ -97,11 +91,11 @@ class Loop:
     # -- what subclasses decide ---------------------------------------------------------------------------
 
     def _save(self, task_seconds: float) -> None:
-        """Keep the state."""
+        """Save the state."""
         raise NotImplementedError
 
     def _record(self, line: dict[str, Any]) -> None:
-        """Keep the line of an epoch."""
+        """Record the line of an epoch."""
         raise NotImplementedError
 
     def _asked(self) -> bool:
@@ -109,17 +103,17 @@ class Loop:
         raise NotImplementedError
 
     def _done(self, of_task: float = 0.0) -> float:
-        """The share that is done of the whole, from that of the task's training."""
+        """The share of all training that is done, from the share of the task's training."""
         raise NotImplementedError
 
     # -- the loop -----------------------------------------------------------------------------------------
 
     def _learn(self, state: dict[str, Any] | None) -> None:
-        """Train the task at hand, from the position at hand."""
+        """Train the current task, from the current position."""
         learner, at = self._learner, self._at
         started = time.monotonic()
         self._epoch_seconds = []
-        while at.phase < len(phases := learner.phases()):  # which may depend on how the phases before went
+        while at.phase < len(phases := learner.phases()):  # they may depend on earlier phases
             phase = phases[at.phase]
             self._seed("phase", at.number, at.phase, *self._words)
             learner.prepare(phase, self._in_order())
@@ -127,7 +121,7 @@ class Loop:
                 self._seed("steps", at.number, at.phase, self.fabric.global_rank, *self._words)
             if self._optimizer is None or not phase.same_optimizer:
                 self._optimizer = self._make_optimizer(phase)
-            if state is not None and state["optimizer"] is not None:  # it was saved amid this phase
+            if state is not None and state["optimizer"] is not None:  # it was saved during this phase
                 learner.load_state_dict(state["learner"])  # again, as `prepare` may write to it
                 _load_optimizer(self._optimizer, state["optimizer"])
                 _set_rng(state["rng"][self.fabric.global_rank % len(state["rng"])])
@@ -136,7 +130,7 @@ class Loop:
             while at.epoch < self._epochs(phase):
                 self._train_epoch(phase, batches, started)
                 if at.epoch == self._epochs(phase):
-                    self._save_or_stop(started, save=True)  # what a method does next can take long
+                    self._save_or_stop(started, save=True)  # the method's next step can take long
             at.phase, at.epoch = at.phase + 1, 0
         self._task_seconds += time.monotonic() - started
         self._optimizer = None
@@ -154,9 +148,9 @@ class Loop:
         for x, y in batches.iter_from(at.epoch, at.batch):
             size = learner.whole_batch = batches.size(at.batch)
             share = len(y) / size
-            if not share:  # a small last batch: this process takes part in the sums, with nothing of its own
+            if not share:  # a small last batch: this process joins the sums with a placeholder
                 x, y = x.new_zeros(1, *x.shape[1:]), y.new_full((1,), learner.task.start)
-            with fabric.autocast(), nothing_of_its_own(not share):
+            with fabric.autocast(), placeholder_batch(not share):
                 outcome = learner.loss(x, y)
             loss = outcome.loss if fabric.world_size == 1 else outcome.loss * share
             optimizer.zero_grad(set_to_none=True)
@@ -175,7 +169,7 @@ class Loop:
 
     def _between_batches(self, batches: int, started: float) -> None:
         now = time.monotonic()
-        self._save_or_stop(started, save=now - self._last_save > 60 * self._save_minutes)
+        self._save_or_stop(started, save=now - self._last_save > 60 * self.execution.save_minutes)
         if now - self._last_progress > PROGRESS_SECONDS:
             self._last_progress = now
             loss, hits, images = self._sums.tolist()
@@ -183,7 +177,7 @@ class Loop:
             done = self._done((epoch + self._at.batch / batches) / epochs)
             self._watch(
                 Progress(
-                    self.experiment.label,
+                    self.spec.title,
                     self._at.number + 1,
                     self._learner.task.name,
                     epoch,
@@ -218,7 +212,7 @@ class Loop:
             raise Diverged(f"training diverged: {where}; choose a lower learning rate, or other options of the method")
         line = {"event": "epoch", "number": at.number + 1, "task": name, "phase": phase.name, "epoch": at.epoch}
         self._record({**line, "loss": loss, "accuracy": accuracy, "lr": lr})
-        label, (epoch, epochs) = self.experiment.label, self._counted()
+        label, (epoch, epochs) = self.spec.title, self._counted()
         self._watch(EpochEnd(label, at.number + 1, name, epoch, epochs, loss, accuracy, lr, seconds, **self._mark))
         self._epoch_seconds.append(seconds)
         self._sums.zero_()
@@ -227,18 +221,18 @@ class Loop:
     # -- the learner and its state ------------------------------------------------------------------------
 
     def _build(self, begun: int = 0) -> None:
-        """Make a new learner for which so many tasks have begun, with the same draws whoever makes it."""
-        e = self.experiment
+        """Build a new learner and begin `begun` tasks, with the same random values in every process."""
+        spec = self.spec
         self._seed("learner")
-        self._learner = e.method.build(self._network_maker(), e.head, **e.options)
-        self._learner.expects([len(task.training.class_names) for task in e.stream.tasks])
+        self._learner = spec.learner.build(self._network_maker(), spec.head, **spec.options)
+        self._learner.expects([len(task.training.class_names) for task in self.stream.tasks])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # tasks are added before anything is trained: the values come after
             for number in range(begun):
                 self._begin(number)
 
     def _begin(self, number: int) -> None:
-        training = self.experiment.stream.tasks[number].training
+        training = self.stream.tasks[number].training
         start = sum(task.classes for task in self._learner.seen)
         self._seed("task", number)
         device = self.fabric.device
@@ -248,7 +242,7 @@ class Loop:
         self._learner.begin(seen)
 
     def _adopt(self, key: CandidateKey, candidate: Any) -> None:
-        """Let the learner become a candidate, with the same draws whoever does it."""
+        """Adopt a candidate, with the same random values in every process."""
         self._seed("adopt", *key)
         self._learner.adopt(candidate)
 
@@ -267,24 +261,22 @@ class Loop:
         }
 
     def _restore(self, state: dict[str, Any]) -> None:
-        """Go to where training was; the learner has begun the same tasks."""
+        """Restore a state; the learner has begun the same tasks."""
         self._learner.load_state_dict(state["learner"])
         self._at = Position(*state["position"])
-        if isinstance(state["rng"][0], Tensor):  # states were of one process once
-            state["rng"] = [state["rng"]]
         sums = state["sums"].reshape(-1, 3)
         if len(sums) == self.fabric.world_size:
             self._sums = sums[self.fabric.global_rank].clone()
-        elif self.fabric.is_global_zero:  # there were more processes, or fewer
+        elif self.fabric.is_global_zero:  # the number of processes has changed
             self._sums = sums.sum(0)
         self._task_seconds = state["task_seconds"]
 
     # -- pieces -------------------------------------------------------------------------------------------
 
     def _network_maker(self) -> MakeNetwork:
-        """What builds networks for the learner: a function that does not hold this run, which has test images."""
-        make, fabric = self.experiment.make, self.fabric
-        layout = torch.channels_last if self.experiment.channels_last else torch.contiguous_format
+        """Builds networks for the learner: a function without a reference to this run, which holds test samples."""
+        make, fabric = self.spec.make, self.fabric
+        layout = torch.channels_last if self.spec.training.memory_format == "channels_last" else torch.contiguous_format
 
         def made() -> torch.nn.Module:
             network = make().to(fabric.device, memory_format=layout)  # type: ignore[call-overload]
@@ -293,7 +285,7 @@ class Loop:
         return made
 
     def _make_optimizer(self, phase: Phase) -> Optimizer:
-        s, groups = self.experiment.schedule, self._learner.groups()
+        s, groups = self.spec.training, self._learner.groups()
         lr = self._rate(phase, 0)
         if s.optimizer == "adam":
             # Fused: the plain one spends most of its time on large temporary tensors.
@@ -303,35 +295,35 @@ class Loop:
         return SGD(groups, lr=lr, momentum=s.momentum, weight_decay=s.weight_decay)
 
     def _counted(self) -> tuple[int, int]:
-        """The epoch at hand and all epochs of the task, counted through its phases."""
+        """The current epoch and the number of epochs of the task, counted through its phases."""
         lengths = [self._epochs(phase) for phase in self._learner.phases()]
         return sum(lengths[: self._at.phase]) + self._at.epoch, sum(lengths)
 
     def _epochs(self, phase: Phase) -> int:
         if phase.epochs is not None:
             return phase.epochs
-        return max(1, round(self.experiment.schedule.epochs * phase.share))
+        return max(1, round(self.spec.training.epochs * phase.share))
 
     def _rate(self, phase: Phase, epoch: int) -> float:
-        s = self.experiment.schedule
+        s = self.spec.training
         passed = sum(epoch >= milestone * phase.share for milestone in s.milestones)
         return s.lr * phase.lr_factor * s.gamma**passed
 
     def _batches(self) -> Batches:
         """The training samples that the learner wants, in random order and augmented."""
-        e = self.experiment
-        seed = derived(e.seed, "batches", self._at.number, self._at.phase, *self._words)
-        afresh = e.schedule.sampling == "afresh"
+        spec = self.spec
+        seed = derived(spec.seed, "batches", self._at.number, self._at.phase, *self._words)
+        afresh = spec.training.sampling == "afresh"
         rank, world = self.fabric.global_rank, self.fabric.world_size
         samples = rehearsed(self._learner, self._trainings(), self._kept_back)
-        return self._reader()(samples, seed=seed, augment=e.augment, rank=rank, world=world, afresh=afresh)
+        return self._reader()(samples, seed=seed, augment=spec.augment, rank=rank, world=world, afresh=afresh)
 
     def _trainings(self) -> list[Samples]:
-        """Of every task so far."""
-        return [task.training.train for task in self.experiment.stream.tasks[: self._at.number + 1]]
+        """The training samples of every task so far."""
+        return [task.training.train for task in self.stream.tasks[: self._at.number + 1]]
 
     def _in_order(self, part: Samples | None = None) -> ReadSamples:
-        """A pass over a part, or over what the learner wants at that time, without holding this run and its tests.
+        """A pass over a part, or over what the learner wants at that time. Keeps no reference to this run's tests.
 
         All of it in every process, not a share: what learners keep of it must be the same everywhere.
         """
@@ -339,23 +331,22 @@ class Loop:
         return lambda: read(rehearsed(learner, trainings, kept_back) if part is None else part).iter_from(0)
 
     def _reader(self) -> Callable[..., Batches]:
-        e, device, workers = self.experiment, self.fabric.device, self._decode_workers
-        mean, std = e.stream.mean, e.stream.std
-        return partial(Batches, batch=e.schedule.batch, mean=mean, std=std, device=device, workers=workers)
+        mean, std, device, workers = self.stream.mean, self.stream.std, self.fabric.device, self.execution.threads
+        return partial(Batches, batch=self.spec.training.batch, mean=mean, std=std, device=device, workers=workers)
 
     def _left(self, done: float) -> float | None:
-        """Seconds left, by the speed so far; None where tasks may have candidates, and last longer than others."""
+        """Seconds left at the speed so far; None for methods with candidates, whose tasks differ in length."""
         if type(self._learner).rounds is not Learner.rounds:
             return None
         gained = done - self._done_at_start
         return (time.monotonic() - self._began) * (1 - done) / gained if gained > 0 else None
 
     def _seed(self, *words: str | int) -> None:
-        """Draw from a seed of one purpose from here on."""
-        torch.manual_seed(derived(self.experiment.seed, *words))
+        """Seed the random generator for one purpose."""
+        torch.manual_seed(derived(self.spec.seed, *words))
 
     def _agreed(self, stop: bool, save: bool) -> tuple[bool, bool]:
-        """What the first process wants, for all of them."""
+        """The decision of the first process, for all of them."""
         if self.fabric.world_size == 1:
             return stop, save
         flags = torch.tensor([stop, save], device=self.fabric.device)
@@ -364,15 +355,15 @@ class Loop:
 
 
 def loss_and_hits(outcome: Outcome) -> Tensor:
-    """Of a batch, in float64 (2,) on the CPU, in one transfer. Hits are NaN where they have no meaning."""
+    """Loss and hits of a batch, in float64 (2,) on the CPU, in one transfer. Hits are NaN if they have no meaning."""
     loss = outcome.loss.detach()
-    kind = torch.promote_types(loss.dtype, torch.float32)  # counts hits rightly; Apple's GPUs have no float64
+    kind = torch.promote_types(loss.dtype, torch.float32)  # exact for counts; Apple's GPUs have no float64
     hits = loss.new_tensor(math.nan) if outcome.correct is None else outcome.correct
     return torch.stack([loss.to(kind), hits.to(kind)]).cpu().double()
 
 
 def be_deterministic() -> None:
-    """Let the same input give the same bits."""
+    """Make computations repeatable bit for bit."""
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
 

@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ISA = "ONEDNN_MAX_CPU_ISA"  # the newest instructions that torch's kernels may use, for oneDNN
 TRIAL = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); torch.nn.functional.linear(x, x)"
@@ -61,3 +62,16 @@ def commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return found.stdout.strip() or None
+
+
+def environment() -> dict[str, Any]:
+    """Versions, processor and commit, for the record of a run."""
+    import torch
+
+    import rkr
+
+    return {
+        "versions": {"rkr": rkr.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        "machine": {"processor": processor(), "threads": torch.get_num_threads()},
+        "commit": commit(),
+    }

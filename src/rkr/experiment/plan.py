@@ -1,60 +1,47 @@
-"""What is to be run: a recipe's methods, orders and seeds, and the folder of each run."""
+"""Plans: the runs that a command asks for, and the folder of each."""
 
 from __future__ import annotations
 
 import dataclasses
 import glob
-import platform
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from rkr.errors import RkrError, UsageError
-from rkr.experiment.machine import commit, processor
+from rkr.errors import UsageError
 from rkr.experiment.recipes import Recipe
 from rkr.experiment.recipes.settings import Order
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from rkr.data import Stream
-    from rkr.experiment.spec import Experiment
+    from rkr.experiment.spec import RunSpec
 
-__all__ = ["Job", "Plan", "choose_orders", "choose_seeds"]
+__all__ = ["PRECISIONS", "Plan", "choose_orders", "choose_seeds"]
 
-
-class Job(NamedTuple):
-    """One run."""
-
-    method: str
-    order: Order
-    seed: int
-
-    @property
-    def label(self) -> str:
-        """What tells it from other runs of the method."""
-        return f"{self.order} seed {self.seed}" if self.seed else str(self.order)
-
-    @property
-    def name(self) -> str:
-        """What tells it from other runs of the plan."""
-        return f"{self.method} {self.label}"
+PRECISIONS = ("32-true", "bf16-mixed")  # not 16-mixed: Fabric scales its loss, and learners' steps do not unscale it
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the user asked for: a recipe, changed or not, its methods, orders and seeds, and where results go.
+    """The runs that a command asks for: a recipe, its methods, orders and seeds, and where results go.
 
     Attributes:
-        recipe: The recipe as it stands in its file, or on its validation part.
-        given: How the user named it, for other processes.
-        methods: Which methods run.
-        orders: In which orders of tasks.
-        out: Where run folders go.
-        epochs, limit: Changes to the recipe, None for none.
-        seeds: Of initial values and batches; the recipe's own if there are none.
-        data: Where data sets lie, None for the usual places.
-        on_validation: Whether the user asked for the validation part of the recipe.
+        recipe: The recipe as in its file, or its validation version.
+        given: How the user named it, for worker processes.
+        methods: Names of the methods.
+        orders: Orders of the tasks.
+        out: Directory of all results.
+        epochs, limit: Changes to the recipe; None: no change.
+        seeds: Seeds of initial values and batches. Default: the recipe's seed.
+        data: Dataset directory; None: the default places.
+        on_validation: Whether the user asked for the validation version of the recipe.
+        accelerator: What computes: "auto", "cpu", "cuda" or "mps".
+        precision: One of `PRECISIONS`; None: the first.
     """
 
     recipe: Recipe
@@ -67,40 +54,46 @@ class Plan:
     limit: int | None = None
     data: str | None = None
     on_validation: bool = False
+    accelerator: str = "auto"
+    precision: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.precision not in (None, *PRECISIONS):
+            raise UsageError(f"--precision must be one of {', '.join(PRECISIONS)}, not {self.precision!r}")
 
     @property
     def root(self) -> Path:
-        """Folder of all runs of the recipe; changed ones have their own."""
+        """Directory of all runs of the recipe; changed recipes have their own."""
         changes = [f"{self.epochs}-epochs"] if self.epochs is not None else []
         changes += [f"limit-{self.limit}"] if self.limit is not None else []
         return self.out / "-".join([self.recipe.name, *changes])
 
-    @property
-    def jobs(self) -> list[Job]:
-        """The single runs, all methods of an order and seed before the next."""
+    @cached_property
+    def specs(self) -> tuple[RunSpec, ...]:
+        """The runs: all methods of an order and seed before the next."""
         seeds = self.seeds or (self.recipe.training.seed,)
-        return [Job(method, order, seed) for seed in seeds for order in self.orders for method in self.methods]
+        return tuple(
+            self._spec(self._changed(seed), method, order)
+            for seed in seeds
+            for order in self.orders
+            for method in self.methods
+        )
 
-    def folder(self, job: Job) -> Path:
-        """Where a run goes."""
-        return self.root / job.method / job.label.replace(" ", "-")
+    def folder(self, spec: RunSpec) -> Path:
+        """Folder of a run."""
+        return self.root / spec.method / spec.label.replace(" ", "-")
 
-    def twins(self, job: Job) -> Iterator[Path]:
-        """Where other recipes' complete runs of the method lie, one of which may be the very same.
-
-        What is damaged is none of them: it would spread.
-        """
-        own = self.folder(job)
-        for path in sorted(self.out.glob(f"*/{glob.escape(job.method)}/{own.name}")):
-            if path != own and _is_whole(path):
-                yield path
+    def similar(self, spec: RunSpec) -> list[Path]:
+        """Folders of other recipes' runs of the same method, order and seed: one of them may be the same run."""
+        own = self.folder(spec)
+        return [path for path in sorted(self.out.glob(f"*/{glob.escape(spec.method)}/{own.name}")) if path != own]
 
     @property
     def before(self) -> Plan | None:
-        """What must be run first: zero-shot classifiers are trained for as long as is best on validation classes.
+        """The plan to run first, if any. Zero-shot classifiers train for as long as is best on validation classes.
 
-        One rule serves all methods, each in a run of its own without these classes, once for all seeds. One number for
-        all would not do: how fast classifiers learn depends on how far apart the latents of a method lie.
+        All methods follow this rule, each with a validation run of its own, once for all seeds. One number of epochs
+        for all methods would be unfair: how fast classifiers learn depends on how far apart a method's latents are.
         """
         having = tuple(n for n in self.methods if "classifier" in self.recipe.method(n).method.learner.recipe_options)
         if not self.recipe.chooses_epochs or not having:
@@ -109,80 +102,75 @@ class Plan:
             self, recipe=self.recipe.on_validation(), methods=having, seeds=(), on_validation=True
         )
 
-    def _chosen_epochs(self, method: str, order: Order) -> dict[str, int]:
-        """The epochs of each task's classifier, from the run that was made for it."""
+    def _chosen_epochs(self, before: Plan, spec: RunSpec) -> dict[str, int]:
+        """The epochs of each task's classifier, from the validation run."""
         from rkr.experiment.results import read_result
 
-        assert self.before is not None
-        job = next(job for job in self.before.jobs if (job.method, job.order) == (method, order))
-        result = read_result(self.before.folder(job), epochs=False)
+        run = next(run for run in before.specs if (run.method, run.order) == (spec.method, spec.order))
+        result = read_result(before.folder(run), epochs=False)
         return {name: notes["classifier_epochs"] for name, notes in zip(result.tasks, result.notes, strict=True)}
 
-    def stream(self, order: Order) -> Stream:
-        """Load the data: the tasks in an order, the same for all methods and seeds."""
-        return self.recipe.changed(limit=self.limit).stream(order, self.data)
-
-    def experiment(self, job: Job, stream: Stream, **settings: str) -> Experiment:
-        """Build one run on the `stream` of its order; `settings` are to be recorded with those of the recipe."""
+    @cached_property
+    def _network(self) -> nn.Module:
+        """The network without values, to be counted and checked."""
         import torch
 
-        import rkr
-        from rkr.data import Augment
-        from rkr.experiment.spec import Experiment
+        with torch.device("meta"):
+            return self.recipe.build_network()
 
-        method, order, seed = job
-        recipe = self.recipe.changed(self.epochs, seed, self.limit)
-        chosen, training = recipe.method(method), recipe.training
-        if self.before is not None and method in self.before.methods:
-            recipe = recipe.with_classifier(epochs=self._chosen_epochs(method, order))
-            settings["classifier_epochs"] = "validation"  # where the numbers are from
-        if recipe.zero_shot and recipe.takes != stream.input_shape:  # networks for images were tried on theirs
-            wanted, there = ("x".join(map(str, shape)) for shape in (recipe.takes, stream.input_shape))
-            settable = "in_features" in recipe.network.all_arguments
+    def stream(self, order: Order) -> Stream:
+        """Load the tasks in an order, the same for all methods and seeds."""
+        stream = self.recipe.changed(limit=self.limit).stream(order, self.data)
+        takes: Any = getattr(self._network, "input_shape", ())
+        if self.recipe.zero_shot and takes != stream.input_shape:  # a recipe of images checks its network itself
+            wanted, there = ("x".join(map(str, shape)) for shape in (takes, stream.input_shape))
+            settable = "in_features" in self.recipe.network.all_arguments
             advice = f"set network.in_features = {there}" if settable else "choose other features, or another network"
             raise UsageError(f"{self.given}: the network takes {wanted} features, the data have {there}: {advice}")
-        augment = Augment(**training.augment.model_dump()) if any(training.augment.model_dump().values()) else None
-        about = {
-            "recipe": self.root.name,
-            "method": method,
-            "order": str(order),
-            "seed": training.seed,
-            "stream": stream.describe(),
-            "network": {
-                "parameters": sum(p.numel() for p in recipe.build_network().parameters()),
-                "arguments": recipe.network.all_arguments,  # settings have those that the recipe gives
-            },
-            "versions": {"rkr": rkr.__version__, "torch": torch.__version__, "python": platform.python_version()},
-            "machine": {"processor": processor(), "threads": torch.get_num_threads()},
-            "commit": commit(),
-        }
-        return Experiment(
-            label=f"{self.root.name} {method} {job.label}",
-            stream=stream,
+        return stream
+
+    def resolve(self, spec: RunSpec, device: str) -> RunSpec:
+        """Add what is known only when a run starts: its device, and epochs chosen on validation classes."""
+        recipe, settings = self._changed(spec.seed), {"precision": self.precision or PRECISIONS[0], "device": device}
+        if self.before is not None and spec.method in self.before.methods:
+            recipe = recipe.with_classifier(epochs=self._chosen_epochs(self.before, spec))
+            settings["classifier_epochs"] = "validation"  # where the numbers are from
+        parameters = sum(p.numel() for p in self._network.parameters())
+        network = {"parameters": parameters, "arguments": recipe.network.all_arguments}  # defaults included
+        return self._spec(recipe, spec.method, spec.order, settings, {"network": network})
+
+    def _changed(self, seed: int) -> Recipe:
+        return self.recipe.changed(self.epochs, seed, self.limit)
+
+    def _spec(self, recipe: Recipe, method: str, order: Order, settings: Any = (), about: Any = ()) -> RunSpec:
+        from rkr.experiment.spec import RunSpec
+
+        learner = recipe.method(method).method
+        return RunSpec(
+            recipe=self.root.name,
+            method=method,
+            order=order,
+            learner=learner,
+            options=recipe.options(method),
             make=recipe.build_network,
             head=recipe.network.head,
-            method=chosen.method,
-            options=recipe.options(method),
-            schedule=training,
-            augment=augment,
-            seed=training.seed,
-            channels_last=training.memory_format == "channels_last",
-            agnostic=chosen.method.learner.agnostic,
-            settings={**recipe.resolved(method, order), **settings},
-            about=about,
+            training=recipe.training,
+            agnostic=learner.learner.agnostic,
+            settings={**recipe.resolved(method, order), **dict(settings)},
+            about=dict(about),
         )
 
 
-_WHOLE = re.compile("-?[0-9]{1,18}")  # more digits are no seed
+_WHOLE = re.compile("-?[0-9]{1,18}")  # a seed has no more digits
 
 
 def choose_orders(recipe: Recipe, count: int | None, named: Sequence[str]) -> tuple[Order, ...]:
-    """The first `count` orders of the recipe, or those named, or else the first one.
+    """The first `count` orders of the recipe, or those named. Default: the first.
 
-    If the paper prints numbers of single orders, they are no repetitions but the experiment: then all of them.
+    If the paper has numbers for single orders, they are the experiment, not repetitions of it: then the default is all.
     """
     if named and count is not None:
-        raise UsageError("give either --orders, how many, or --order, which")
+        raise UsageError("give either --orders (how many) or --order (which)")
     if named:
         orders = tuple(dict.fromkeys(int(name) if _WHOLE.fullmatch(name) else name for name in named))
         for order in orders:
@@ -197,32 +185,14 @@ def choose_orders(recipe: Recipe, count: int | None, named: Sequence[str]) -> tu
 
 
 def choose_seeds(recipe: Recipe, count: int | None, named: Sequence[str]) -> tuple[int, ...]:
-    """The seeds 0, 1, ... up to `count`, or those named, or else the recipe's own."""
+    """The first `count` seeds (0, 1, ...), or those named. Default: the recipe's seed."""
     if named and count is not None:
-        raise UsageError("give either --seeds, how many, or --seed, which")
+        raise UsageError("give either --seeds (how many) or --seed (which)")
     if count is not None and count < 1:
         raise UsageError(f"--seeds must be at least 1, not {count}")
     for name in named:
         if not _WHOLE.fullmatch(name) or int(name) < 0:
-            raise UsageError(f"--seed: a seed is a whole number of at least 0, not {name!r}")
+            raise UsageError(f"--seed: a seed is an integer of at least 0, not {name!r}")
     if named:
         return tuple(dict.fromkeys(map(int, named)))
     return (recipe.training.seed,) if count is None else tuple(range(count))
-
-
-def _is_whole(run: Path) -> bool:
-    """Whether a run is complete, and all of its results and what it has learned can be read."""
-    import torch
-
-    from rkr.experiment.learned import load_learner
-    from rkr.experiment.results import read_result
-
-    try:
-        result = read_result(run)
-        if not result.finished or result.done < len(result.tasks):
-            return False
-        with torch.random.fork_rng(devices=()):  # networks are built with random weights first
-            load_learner(run)
-    except RkrError:
-        return False
-    return True

@@ -107,8 +107,8 @@ _absent = False
 
 
 @contextlib.contextmanager
-def nothing_of_its_own(absent: bool) -> Iterator[None]:
-    """Let BatchNorm take no notice of this process's images if they are but a stand-in for an empty share."""
+def placeholder_batch(absent: bool) -> Iterator[None]:
+    """Exclude placeholder batches from BatchNorm statistics."""
     global _absent
     before, _absent = _absent, absent
     try:
@@ -128,7 +128,7 @@ class _Whole:
         dims = [d for d in range(x.dim()) if d != 1]
         shape = [1, -1] + [1] * (x.dim() - 2)
         given, weight = x.dtype, 0 if _absent else 1
-        x = x.to(torch.promote_types(given, torch.float32))  # statistics of half precision would not even count rightly
+        x = x.to(torch.promote_types(given, torch.float32))  # half precision cannot even count exactly
         local = torch.cat([x.sum(dims) * weight, x.new_tensor([x.numel() // x.shape[1] * weight])])
         summed = _summed(local)
         total = summed[-1].detach()

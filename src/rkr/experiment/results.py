@@ -1,7 +1,7 @@
 """Reading run folders: `run.json`, `results.jsonl` and `times.jsonl`.
 
-A run that is still going, or was killed, may have a last line that is not whole; it is left out. Anything else that is
-not as the engine writes it is an error that names the file and the line: what passes can be shown without a check.
+A run that is in progress, or was killed, may have an incomplete last line, which is skipped. Anything else that a run
+does not write is an error that names the file and the line, so results that were read need no further checks.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rkr.capacity import Capacity
 from rkr.errors import FileError
 from rkr.versions import Format
 
@@ -29,16 +30,6 @@ HUGE = 1e12  # beyond any percentage and any number of seconds
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # no part of a name
 
 Row = tuple[float, ...]  # fractions; row i has the accuracy on tasks 1..i after learning task i
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What the network and all tasks so far cost together."""
-
-    parameters: int  # by the paper's count
-    percent: float  # capacity: 100 is the plain network
-    bytes: int  # all that must be stored to use every task
-    multiply_adds: int | None  # for one sample of the last task; None where they were not counted
 
 
 class Epoch(NamedTuple):  # a folder of runs has hundreds of thousands of them
@@ -66,7 +57,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Result:
-    """One run as its folder tells it. There is a row for each task learned so far, the first task's first."""
+    """One run, as read from its folder. There is a row for each task learned so far, in order."""
 
     folder: Path
     recipe: str
@@ -77,11 +68,11 @@ class Result:
     groups: tuple[tuple[int, ...], ...]  # for each task, the numbers of its classes
     settings: Mapping[str, Any]
     record: Mapping[str, Any]  # all of run.json: data, versions, machine and commit as well
-    measures: Mapping[str, tuple[Row, ...]]  # with the task given; the first one counts: accuracy, or H in zero-shot
-    agnostic: tuple[Row | None, ...]  # top-1 accuracy with the task inferred, where it was computed
-    proofs: tuple[Mapping[str, str], ...]  # for each row, task -> hash of its logits on its test images
-    unchanged: tuple[bool | None, ...]  # whether all earlier tasks answer bit for bit as before; None: not promised
-    costs: tuple[Cost, ...]
+    measures: Mapping[str, tuple[Row, ...]]  # with the task given; the main one first: accuracy, or H in zero-shot
+    agnostic: tuple[Row | None, ...]  # task-agnostic top-1 accuracy, where it was computed
+    proofs: tuple[Mapping[str, str], ...]  # for each row, task -> hash of its logits on its test samples
+    unchanged: tuple[bool | None, ...]  # whether earlier tasks' outputs are bit-identical; None: not promised
+    costs: tuple[Capacity, ...]
     notes: tuple[Mapping[str, Any], ...]  # what the method recorded of each task
     epochs: tuple[Epoch, ...]
     times: tuple[Times, ...]  # of the tasks that have one, in order
@@ -94,7 +85,7 @@ class Result:
 
     @property
     def label(self) -> str:
-        """What tells the run from others of the method."""
+        """Distinguishes the runs of a method: "A", or "A seed 1"."""
         return f"{self.order} seed {self.seed}" if self.seed else self.order
 
     @property
@@ -110,12 +101,12 @@ class Result:
 
     @property
     def matrix(self) -> tuple[Row, ...]:
-        """The measure that counts, of every task after every task."""
+        """The main measure, of every task after every task."""
         return self.measures[self.measure]
 
 
 def read_result(folder: str | os.PathLike[str], epochs: bool = True) -> Result:
-    """Read a run folder, finished or not; without its epochs, which are most lines, in much less time."""
+    """Read a run folder, finished or not. Without epochs, which are most of the lines, it is much faster."""
     folder = Path(folder)
     run = _read_run(folder / RUN)
     stream = run.object("stream")
@@ -131,10 +122,10 @@ def read_result(folder: str | os.PathLike[str], epochs: bool = True) -> Result:
     agnostic: list[Row | None] = []
     proofs: list[Mapping[str, str]] = []
     unchanged: list[bool | None] = []
-    costs: list[Cost] = []
+    costs: list[Capacity] = []
     learned: list[Epoch] = []
     finished = False
-    for line in _lines(folder / RESULTS, without=b"" if epochs else EPOCH_LINE):
+    for line in read_lines(folder / RESULTS, without=b"" if epochs else EPOCH_LINE):
         if finished:
             raise FileError(f"{line.where}: a line after the end of the run")
         event = line.text("event")
@@ -148,7 +139,7 @@ def read_result(folder: str | os.PathLike[str], epochs: bool = True) -> Result:
         number, task = _which_task(line, tasks)
         if number != len(matrix) + 1:
             raise FileError(f"{line.where}: {event} line of task {number} where task {len(matrix) + 1} is due")
-        if event == "candidate":  # what was tried on the way, not a result
+        if event == "candidate":  # not a result
             continue
         if event == "epoch":
             learned.append(_epoch(line, number, task))
@@ -161,7 +152,11 @@ def read_result(folder: str | os.PathLike[str], epochs: bool = True) -> Result:
         unchanged.append(line.flag("unchanged"))
         cost = line.object("cost")
         multiply_adds = None if cost.get("multiply_adds") is None else cost.integer("multiply_adds")
-        costs.append(Cost(cost.integer("parameters"), cost.positive("percent"), cost.integer("bytes"), multiply_adds))
+        costs.append(
+            Capacity.from_json(
+                cost.integer("parameters"), cost.positive("percent"), cost.integer("bytes"), multiply_adds
+            )
+        )
 
     order = run.get("order")
     return Result(
@@ -235,9 +230,9 @@ def _items(node: dict[str, Any] | list[Any]) -> Iterable[Any]:
 
 
 def _read_times(path: Path, tasks: Sequence[str]) -> tuple[Times, ...]:
-    """A task that was tested again after a kill has two lines; the later one holds."""
+    """The times of each task. A task that was tested again after a kill has two lines: the later one counts."""
     times: dict[int, Times] = {}
-    for line in _lines(path):
+    for line in read_lines(path):
         number, task = _which_task(line, tasks)
         epoch = None if line.get("epoch_seconds") is None else line.seconds("epoch_seconds")
         seconds = (line.seconds("train_seconds"), line.seconds("test_seconds"), epoch)
@@ -245,8 +240,8 @@ def _read_times(path: Path, tasks: Sequence[str]) -> tuple[Times, ...]:
     return tuple(times[number] for number in sorted(times))
 
 
-def _lines(path: Path, without: bytes = b"") -> Iterator[_Line]:
-    """The objects of a file with one a line, but for lines that begin in one way; none if there is no file yet."""
+def read_lines(path: Path, without: bytes = b"") -> Iterator[_Line]:
+    """The JSON objects of a file, one per line; none if there is no file. Skips lines that start with `without`."""
     if not path.exists():
         return
     *whole, last = _read(path).split(b"\n")
@@ -286,7 +281,7 @@ def _read(path: Path) -> bytes:
 
 
 def _epoch(line: _Line, number: int, task: str) -> Epoch:
-    """The usual line is checked at one go; any other field by field, for what is wrong with it."""
+    """Check the usual line at once, and any other field by field, for a precise message."""
     values = line.values
     phase, epoch = values.get("phase"), values.get("epoch")
     loss, accuracy, lr = values.get("loss"), values.get("accuracy"), values.get("lr")

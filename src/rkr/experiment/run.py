@@ -9,7 +9,7 @@ import queue
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from lightning_fabric import Fabric
 
+from rkr.data import Stream
 from rkr.errors import RkrError
-from rkr.experiment.candidates import Candidate, Crew, Tried, best_of, read_trained
+from rkr.experiment.candidates import Candidate, Tried, best_of, read_trained
 from rkr.experiment.evaluate import Evaluator, Row
 from rkr.experiment.events import (
     CandidateEnd,
@@ -32,38 +33,52 @@ from rkr.experiment.events import (
     TaskEnd,
     Watch,
 )
+from rkr.experiment.execution import DEFAULT, Execution
 from rkr.experiment.folder import RunFolder
 from rkr.experiment.loop import CandidateKey, Diverged, Interrupted, Loop, be_deterministic
+from rkr.experiment.machine import environment
 from rkr.experiment.processes import gather, keep_freed_memory
 from rkr.experiment.signals import signals
-from rkr.experiment.spec import Experiment
+from rkr.experiment.spec import RunSpec
+from rkr.experiment.workers import Helpers
 
 __all__ = ["Run"]
 
 
 class Run(Loop):
-    """Runs an experiment in a folder, from the beginning or from where it was."""
+    """Executes a `RunSpec` in a folder, from the beginning or from the last saved state.
+
+    Args:
+        spec: Everything that decides the results.
+        stream: The tasks.
+        folder: Where the run's files are.
+        fabric: Device, precision and processes.
+        watch: Called with every event.
+        execution: Settings that do not change results.
+        helpers: Processes that train candidates.
+        similar: Folders of other runs; a finished one with the same settings is copied.
+    """
 
     def __init__(
         self,
-        experiment: Experiment,
+        spec: RunSpec,
+        stream: Stream,
         folder: Path,
         fabric: Fabric,
         watch: Watch = lambda event: None,
-        save_minutes: float = 5.0,
-        decode_workers: int | None = None,
-        crew: Crew | None = None,
-        twins: Iterable[Path] = (),
+        execution: Execution = DEFAULT,
+        helpers: Helpers | None = None,
+        similar: Sequence[Path] = (),
     ) -> None:
-        super().__init__(experiment, RunFolder(folder), fabric, watch, save_minutes, decode_workers)
-        self._evaluator = Evaluator(experiment.stream, fabric, decode_workers)
-        self._crew = crew if fabric.world_size == 1 else None  # else all processes train each candidate together
-        self._twins = twins  # folders of complete runs that may be this one, made for another recipe
+        super().__init__(spec, stream, RunFolder(folder), fabric, watch, execution)
+        self._evaluator = Evaluator(stream, fabric, execution.threads)
+        self._helpers = helpers if fabric.world_size == 1 else None  # several processes train each candidate together
+        self._similar = similar
         self._stop = self._repeatable = False
 
     def execute(self) -> bool:
-        """Run to the end. False if it was interrupted, and can go on."""
-        label, path = self.experiment.label, str(self.folder.path)
+        """Run to the end. False if it was interrupted and can be resumed."""
+        label, path = self.spec.title, str(self.folder.path)
         try:
             with self._held(), signals(self._take_note):
                 return self._execute()
@@ -109,7 +124,7 @@ class Run(Loop):
 
     @property
     def stop_wanted(self) -> bool:
-        """Whether the user asked to stop, be it that the run was at its end anyway."""
+        """True if a stop was requested, even at the end of the run."""
         return self._stop
 
     def _take_note(self) -> None:
@@ -118,9 +133,9 @@ class Run(Loop):
 
     @contextmanager
     def _repeated_if_stopped(self) -> Iterator[None]:
-        """What is done here is all in memory, and is done again after the last state: to stop, nobody waits for it.
+        """A block that can be interrupted at once: it only changes memory, and is repeated from the last saved state.
 
-        Several processes must stop at the same place, and do wait.
+        Several processes must stop at the same place, so they finish it.
         """
         self._repeatable = self.fabric.world_size == 1
         try:
@@ -135,8 +150,8 @@ class Run(Loop):
             raise Interrupted
 
     def _epoch_at_hand(self) -> int:
-        """Counted through the phases of the task; the last one while the task is tested."""
-        if len(self._learner.seen) == self._at.number:  # it has not begun
+        """The current epoch, counted through the phases of the task; the last one while the task is tested."""
+        if len(self._learner.seen) == self._at.number:  # the task has not begun
             return 0
         epoch, epochs = self._counted()
         return max(0, min(epoch, epochs - 1))
@@ -144,17 +159,18 @@ class Run(Loop):
     # -- task by task -------------------------------------------------------------------------------------
 
     def _execute(self) -> bool:
-        e, tasks = self.experiment, self.experiment.stream.tasks
+        spec, tasks = self.spec, self.stream.tasks
         copied = None
         if self.fabric.is_global_zero:
-            self.folder.begin(e.settings, e.stream.describe()["sha256"], e.about)
-            copied = self.folder.take_over(self._twins)
+            described = self.stream.describe()
+            self.folder.begin(spec.settings, described["sha256"], lambda: self._about(described))
+            copied = self.folder.take_over(self._similar)
         self.fabric.barrier()
         if self.folder.finished:
             if self.fabric.is_global_zero:
                 self.folder.drop_state()
                 self.folder.drop_candidates()
-            self._watch(Finished(e.label, str(self.folder.path), 0.0, True, copied))
+            self._watch(Finished(spec.title, str(self.folder.path), 0.0, True, copied))
             return True
         be_deterministic()
         keep_freed_memory()
@@ -165,10 +181,10 @@ class Run(Loop):
         at = self._at
         self._watch(
             Started(
-                e.label,
+                spec.title,
                 str(self.folder.path),
                 names,
-                e.schedule.epochs,
+                spec.training.epochs,
                 at.number + 1,
                 self._epoch_at_hand(),
                 state is not None,
@@ -186,16 +202,22 @@ class Run(Loop):
                 self._learn(state)
             state = None
             self._finish_task()
-        self._watch(Finished(e.label, str(self.folder.path), time.monotonic() - self._began, False))
+        self._watch(Finished(spec.title, str(self.folder.path), time.monotonic() - self._began, False))
         return True
+
+    def _about(self, stream: dict[str, Any]) -> dict[str, Any]:
+        """What `run.json` says besides the settings."""
+        spec = self.spec
+        names = {"recipe": spec.recipe, "method": spec.method, "order": str(spec.order), "seed": spec.seed}
+        return {**names, "stream": stream, **spec.about, **environment()}
 
     def _finish_task(self) -> None:
         """Test, record, export, save."""
-        e, learner, at, began = self.experiment, self._learner, self._at, time.monotonic()
-        task, tasks = learner.task, len(e.stream.tasks)
+        spec, learner, at, began = self.spec, self._learner, self._at, time.monotonic()
+        task, tasks = learner.task, len(self.stream.tasks)
         learner.eval()
         self._seed("end", at.number)  # the same in every process
-        held_out = e.stream.tasks[at.number].training.validation
+        held_out = self.stream.tasks[at.number].training.validation
         validation = None
         if held_out is not None:
             rows = torch.arange(len(held_out))
@@ -205,19 +227,12 @@ class Run(Loop):
         with self._repeated_if_stopped():
             learner.end(self._in_order(), validation)
             row = self._evaluator.row(learner, at.number + 1)
-            if e.agnostic == "every" or (e.agnostic == "last" and last):
+            if spec.agnostic == "every" or (spec.agnostic == "last" and last):
                 agnostic = self._evaluator.agnostic(learner, at.number + 1)
         unchanged = self._unchanged(row)
-        capacity = learner.capacity()
-        cost = {
-            "parameters": capacity.parameters,
-            "percent": capacity.percent,
-            "bytes": capacity.bytes,
-            "multiply_adds": capacity.multiply_adds,
-        }
         line = {"event": "task", "number": at.number + 1, "task": task.name, "classes": task.classes}
         line |= {**row.measures, "agnostic": agnostic, "tested": row.tested}
-        line |= {"proof": row.proof, "unchanged": unchanged, "cost": cost}
+        line |= {"proof": row.proof, "unchanged": unchanged, "cost": learner.capacity().to_json()}
         notes = learner.notes()
         self._append(self.folder.results, {**line, "notes": notes} if notes else line)
         tested = time.monotonic() - began
@@ -235,13 +250,13 @@ class Run(Loop):
             self.folder.close(tasks)
         if self.fabric.is_global_zero:
             self.folder.drop_candidates()
-        self._watch(TaskEnd(e.label, at.number, task.name, tasks, row.main, agnostic, unchanged, seconds, measure))
+        self._watch(TaskEnd(spec.title, at.number, task.name, tasks, row.main, agnostic, unchanged, seconds, measure))
         self._stop = self._agreed(self._stop, False)[0]
         if self._stop and not last:
             raise Interrupted
 
     def _unchanged(self, row: Row) -> bool | None:
-        """Whether every earlier task answers bit for bit as when it was learned."""
+        """Whether the outputs of every earlier task are bit-identical to those when it was learned."""
         if not self._learner.isolating:
             return None
         first: dict[str, str] = {}
@@ -253,10 +268,10 @@ class Run(Loop):
     # -- candidates ---------------------------------------------------------------------------------------
 
     def _choose(self, rounds: int, resumed: dict[str, Any] | None) -> None:
-        """Learn the task at hand by candidates: train those of every round, and become the best of all.
+        """Learn the current task by candidates: train those of every round, and adopt the best.
 
-        The state is saved when a round begins. All that follows, up to the next one, is repeated after an interruption,
-        but for candidates whose files are there.
+        The state is saved when a round begins. After an interruption the round is repeated, except for candidates that
+        are already trained.
         """
         learner, number = self._learner, self._at.number
         tried = [] if resumed is None else [Tried(**one) for one in resumed["tried"]]
@@ -284,7 +299,7 @@ class Run(Loop):
         """Begin a round: ask for its candidates and save the state with them."""
         number, best, first = self._at.number, best_of(tried), self.fabric.is_global_zero
         self._seed("propose", number, at)
-        candidates = json.loads(json.dumps(self._learner.propose(at)))  # the same values as after an interruption
+        candidates = json.loads(json.dumps(self._learner.propose(at)))  # the same values as when resumed
         if first:
             earlier = {CandidateKey(number, one.round, one.index).file for one in tried}
             self.folder.drop_candidates(lambda name: name in earlier)  # nothing of this round is left from before
@@ -296,8 +311,8 @@ class Run(Loop):
         return candidates
 
     def _train_round(self, at: int, rounds: int, candidates: list[Any], resumed: bool) -> list[Tried]:
-        """Train the candidates of a round that are not trained yet: here, or by others."""
-        e, learner, count = self.experiment, self._learner, len(candidates)
+        """Train the remaining candidates of a round, here or in other processes."""
+        spec, learner, count = self.spec, self._learner, len(candidates)
         found: dict[int, Tried] = {}
         shares = dict.fromkeys(range(count), 0.0)  # of each candidate, how much is done
 
@@ -324,11 +339,11 @@ class Run(Loop):
         waiting = [key for key in keys if not self._first_says(took(key))]
         if resumed and count:
             self._done_at_start = done()
-        trains = self._one_by_one if self._crew is None else self._crew.train
+        trains = self._one_by_one if self._helpers is None else self._helpers.train
         try:
             for key in trains(waiting, told, self._asked):
                 if took(key):
-                    self._watch(_candidate_end(e.label, learner.task.name, key, rounds, count, found[key.place]))
+                    self._watch(_candidate_end(spec.title, learner.task.name, key, rounds, count, found[key.place]))
         except Interrupted:
             first = next((key.place for key in keys if key.place not in found), count - 1)  # to go on with
             self._mark = {"round": (at + 1, rounds), "candidate": (first + 1, count)}
@@ -346,25 +361,24 @@ class Run(Loop):
             yield key
 
     def _candidate(self, key: CandidateKey, watch: Watch) -> Candidate:
-        how = (self._save_minutes, self._decode_workers)
-        return Candidate(self.experiment, self.folder, self.fabric, key, watch, *how, self._asked)
+        return Candidate(self, key, watch)
 
     def _become(self, best: Tried) -> None:
-        """Adopt the winner and what it has learned; its epochs are those of the task."""
-        e, key = self.experiment, CandidateKey(self._at.number, best.round, best.index)
+        """Adopt the winner and its trained state, and record its epochs as those of the task."""
+        spec, key = self.spec, CandidateKey(self._at.number, best.round, best.index)
         trained = read_trained(self.folder.candidates / key.file)
         if trained is None or trained.learner is None:
-            raise RkrError(f"{self.folder.candidates / key.file}: is missing: remove {self.folder.path} to start anew")
+            raise RkrError(f"{self.folder.candidates / key.file}: is missing: remove {self.folder.path} to start over")
         self._adopt(key, best.candidate)
         self._learner.load_state_dict(trained.learner)
         self._epoch_seconds = trained.epoch_seconds
         for epoch, line in enumerate(trained.lines):
             self._record(line)
             values = (line["loss"], line["accuracy"], line["lr"], 0.0)
-            self._watch(EpochEnd(e.label, line["number"], line["task"], epoch, len(trained.lines), *values))
+            self._watch(EpochEnd(spec.title, line["number"], line["task"], epoch, len(trained.lines), *values))
 
     def _first_says(self, value: bool) -> bool:
-        """What the first process has found, for all of them."""
+        """The value of the first process, for all of them."""
         return bool(gather(self.fabric, value)[0])
 
     # -- state --------------------------------------------------------------------------------------------
@@ -377,7 +391,7 @@ class Run(Loop):
         self._last_save = time.monotonic()
 
     def _resume(self) -> dict[str, Any] | None:
-        """Make the learner, and go to the last saved state, if there is one."""
+        """Build the learner, and restore the last saved state, if there is one."""
         if self.fabric.is_global_zero:
             state = self.folder.resume()
         self.fabric.barrier()
@@ -402,11 +416,11 @@ class Run(Loop):
 
     def _done(self, of_task: float = 0.0) -> float:
         """Share of the run that is done, in training epochs."""
-        return (self._at.number + of_task) / len(self.experiment.stream.tasks)
+        return (self._at.number + of_task) / len(self.stream.tasks)
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """Nobody writes to a complete run, so several processes may find it so at once."""
+        """Lock the folder. A finished run is not written to, so it needs no lock."""
         if self.fabric.is_global_zero and not self.folder.finished:
             with self.folder.locked():
                 yield
@@ -420,5 +434,5 @@ def _candidate_end(label: str, task: str, key: CandidateKey, rounds: int, count:
 
 
 def _finite(score: float) -> float | None:
-    """JSON has no infinity: null instead."""
+    """JSON has no infinity: None instead."""
     return score if math.isfinite(score) else None

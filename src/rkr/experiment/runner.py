@@ -1,4 +1,4 @@
-"""The runs of a plan, one after the other or several at once."""
+"""Executes the runs of a plan, one after the other or several at once."""
 
 from __future__ import annotations
 
@@ -9,224 +9,210 @@ import sys
 import threading
 from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rkr.errors import RkrError, UsageError
-from rkr.experiment.plan import Job, Plan
-from rkr.experiment.recipes.settings import Order
-from rkr.experiment.workers import MARK, STOPPED, Pool, Processes, Worker, was_stopped
+from rkr.experiment.execution import Execution
+from rkr.experiment.plan import Plan
+from rkr.experiment.workers import MARK, STOPPED, Helpers, Pool, Worker, was_stopped
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
     from rkr.data import Stream
     from rkr.experiment.events import Watch
+    from rkr.experiment.spec import RunSpec
 
-__all__ = ["PRECISIONS", "STOPPED", "How", "help_run", "run_plan"]
-
-
-PRECISIONS = ("32-true", "bf16-mixed")  # Fabric scales the loss of 16-mixed, which learners' steps know nothing of
+__all__ = ["STOPPED", "Execution", "help_run", "run_plan"]
 
 
-@dataclass(frozen=True)
-class How:
-    """How runs are computed. Of these only precision and the kind of device change results, so they are recorded."""
+def run_plan(plan: Plan, execution: Execution, watch: Watch, more: bool = False) -> bool:
+    """Execute all runs of a plan.
 
-    workers: int = 1
-    threads: int | None = None
-    accelerator: str = "auto"
-    precision: str | None = None
-    save_minutes: float = 5.0
-    tensorboard: bool = False
-
-    def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise UsageError(f"--workers must be at least 1, not {self.workers}")
-        if self.threads is not None and self.threads < 1:
-            raise UsageError(f"--threads must be at least 1, not {self.threads}")
-        if self.precision not in (None, *PRECISIONS):
-            raise UsageError(f"--precision must be one of {', '.join(PRECISIONS)}, not {self.precision!r}")
-        if not self.save_minutes >= 0:
-            raise UsageError(f"--save-minutes must be at least 0, not {self.save_minutes}")
-
-
-def run_plan(plan: Plan, how: How, watch: Watch, more: bool = False) -> bool:
-    """Do all runs of a plan. False if they were interrupted, and can go on; or if `more` was to come after them."""
-    for method in plan.methods:
-        plan.recipe.method(method)
-    if how.workers > 1 and len(plan.jobs) > 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    Returns:
+        False if the runs were interrupted and can be resumed. If `more` plans follow, also False if the user asked to
+        stop while the last run ended.
+    """
+    if execution.workers > 1 and len(plan.specs) > 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UsageError("--workers: the processes of torchrun share every run; give either torchrun or --workers")
-    if MARK not in os.environ:  # else the process that started this one has done both
-        _try_methods(plan)
+    if MARK not in os.environ:  # in a worker, the process that started it has done both
+        _check_methods(plan)
         if plan.before is not None:
-            return _after_validation(plan, plan.before, how, watch, more)
-    return _all_runs(plan, how, watch, more)
+            return _after_validation(plan, plan.before, execution, watch, more)
+    return _all_runs(plan, execution, watch, more)
 
 
-def _after_validation(plan: Plan, before: Plan, how: How, watch: Watch, more: bool) -> bool:
-    """Do the runs that a plan needs first, then its own; of a method that diverges in the first, none."""
+def _after_validation(plan: Plan, before: Plan, execution: Execution, watch: Watch, more: bool) -> bool:
+    """Execute the validation runs of a plan, then its own. Methods that diverge in validation are skipped."""
     from rkr.experiment.folder import RunFolder
     from rkr.experiment.loop import Diverged
 
     diverged: Diverged | None = None
     lost: set[str] = set()
     try:
-        if not _all_runs(before, how, watch, more=True):
+        if not _all_runs(before, execution, watch, more=True):
             return False
     except Diverged as error:
         diverged = error
-        lost = {job.method for job in before.jobs if not RunFolder(before.folder(job)).finished}
+        lost = {spec.method for spec in before.specs if not RunFolder(before.folder(spec)).finished}
     rest = dataclasses.replace(plan, methods=tuple(name for name in plan.methods if name not in lost))
-    if rest.methods and not _all_runs(rest, how, watch, more):
+    if rest.methods and not _all_runs(rest, execution, watch, more):
         return False
     if diverged is not None:
-        raise Diverged(f"on validation classes, so that {', '.join(sorted(lost))} cannot be tested: {diverged}")
+        raise Diverged(f"on validation classes, so {', '.join(sorted(lost))} cannot be tested: {diverged}")
     return True
 
 
-def _all_runs(plan: Plan, how: How, watch: Watch, more: bool) -> bool:
+def _all_runs(plan: Plan, execution: Execution, watch: Watch, more: bool) -> bool:
     """See `run_plan`."""
-    if how.workers == 1 or len(plan.jobs) == 1:  # then other workers train candidates, if the method has some
-        return _one_by_one(plan, how, watch, more)
-    return _at_once(plan, how, watch)
+    if execution.workers == 1 or len(plan.specs) == 1:  # spare workers train candidates
+        return _one_by_one(plan, execution, watch, more)
+    return _at_once(plan, execution, watch)
 
 
-def _try_methods(plan: Plan) -> None:
-    """Build every method that has runs to do, so that what it refuses is refused before anything is trained.
+def _check_methods(plan: Plan) -> None:
+    """Build every method that has unfinished runs, on the meta device, so that errors come before any training.
 
-    Zero-shot recipes were tried when they were read.
+    Zero-shot recipes do the same when they are read.
     """
+    import torch
+
     from rkr.experiment.folder import RunFolder
 
-    recipe = plan.recipe
-    for name in () if recipe.zero_shot else plan.methods:
-        chosen = recipe.method(name)
-        if all(RunFolder(plan.folder(job)).finished for job in plan.jobs if job.method == name):
-            continue
+    unfinished = (
+        {} if plan.recipe.zero_shot else {s.method: s for s in plan.specs if not RunFolder(plan.folder(s)).finished}
+    )
+    for name, spec in unfinished.items():
         try:
-            chosen.method.build(recipe.build_network, recipe.network.head, **chosen.options)
+            with torch.device("meta"):
+                spec.learner.build(spec.make, spec.head, **spec.options)
         except UsageError as error:
             raise UsageError(f"methods.{name}: {error}") from error
 
 
-def _one_by_one(plan: Plan, how: How, watch: Watch, more: bool = False) -> bool:
-    import torch
-
+def _one_by_one(plan: Plan, execution: Execution, watch: Watch, more: bool = False) -> bool:
     from rkr.experiment.display import Quiet, TensorBoard, both
     from rkr.experiment.loop import Diverged
-    from rkr.experiment.processes import make_fabric
     from rkr.experiment.run import Run
 
-    if how.threads is not None:
-        torch.set_num_threads(how.threads)
-    fabric = make_fabric(how.accelerator, how.precision)
-    failed: dict[Job, RkrError] = {}
-    shares = _shares(plan, how.workers)
-    streams: dict[Order, Stream] = {}
-    for job in plan.jobs:
-        if job.order not in streams:
-            streams.clear()  # one at a time is in memory, for all methods that come in this order
-            streams[job.order] = plan.stream(job.order)
-        experiment = plan.experiment(job, streams[job.order], **_computed(how, fabric))
-        curves = TensorBoard() if how.tensorboard and fabric.is_global_zero else Quiet()
-        with curves, _crew(plan, how, job, shares[job]) as crew:
-            told = both(watch, curves)
-            twins = plan.twins(job)
-            run = Run(experiment, plan.folder(job), fabric, told, how.save_minutes, how.threads, crew, twins)
+    fabric = _fabric(plan, execution)
+    failed: dict[RunSpec, RkrError] = {}
+    shares = _shares(plan, execution.workers)
+    stream: Stream | None = None
+    loaded = None
+    for number, spec in enumerate(plan.specs, 1):
+        if stream is None or loaded != spec.order:
+            stream = None  # free its memory before the next is loaded
+            stream, loaded = plan.stream(spec.order), spec.order
+        curves = TensorBoard() if execution.tensorboard and fabric.is_global_zero else Quiet()
+        with curves, _helpers(plan, execution, spec, shares[spec]) as helpers:
+            run = Run(
+                plan.resolve(spec, fabric.device.type),
+                stream,
+                plan.folder(spec),
+                fabric,
+                both(watch, curves),
+                execution,
+                helpers,
+                plan.similar(spec),
+            )
             try:
                 done = run.execute()
             except RkrError as error:
-                if len(plan.jobs) == 1:
+                if len(plan.specs) == 1:
                     raise
-                failed[job] = error
+                failed[spec] = error
                 if not isinstance(error, Diverged):
-                    _raise(plan, failed, plan.jobs[: plan.jobs.index(job) + 1])
+                    _raise(plan, failed, plan.specs[:number])
                 continue
-        if not done or (run.stop_wanted and (more or job != plan.jobs[-1])):
+        if not done or (run.stop_wanted and (more or number < len(plan.specs))):
             return False
-    _raise(plan, failed, plan.jobs)
+    _raise(plan, failed, plan.specs)
     return True
 
 
-def help_run(plan: Plan, how: How, watch: Watch, lines: Iterable[str | bytes], answer: Callable[[], None]) -> bool:
+def help_run(
+    plan: Plan, execution: Execution, watch: Watch, lines: Iterable[str | bytes], answer: Callable[[], None]
+) -> bool:
     """Train candidates for the one run of a plan, which another process executes. False if it was interrupted."""
+    from rkr.experiment.run import Run
+
+    fabric = _fabric(plan, execution)
+    (spec,) = plan.specs
+    run = Run(
+        plan.resolve(spec, fabric.device.type), plan.stream(spec.order), plan.folder(spec), fabric, watch, execution
+    )
+    return run.help(lines, answer)
+
+
+def _fabric(plan: Plan, execution: Execution) -> Fabric:
     import torch
 
     from rkr.experiment.processes import make_fabric
-    from rkr.experiment.run import Run
 
-    if how.threads is not None:
-        torch.set_num_threads(how.threads)
-    fabric = make_fabric(how.accelerator, how.precision)
-    (job,) = plan.jobs
-    experiment = plan.experiment(job, plan.stream(job.order), **_computed(how, fabric))
-    return Run(experiment, plan.folder(job), fabric, watch, how.save_minutes, how.threads).help(lines, answer)
+    if execution.threads is not None:
+        torch.set_num_threads(execution.threads)
+    return make_fabric(plan.accelerator, plan.precision)
 
 
-def _computed(how: How, fabric: Fabric) -> dict[str, str]:
-    """What is recorded of how a run is computed."""
-    return {"precision": how.precision or PRECISIONS[0], "device": fabric.device.type}
-
-
-def _shares(plan: Plan, workers: int) -> dict[Job, int]:
-    """How many workers each run gets: one, and those that no run needs are for candidates, where there are some."""
+def _shares(plan: Plan, workers: int) -> dict[RunSpec, int]:
+    """Workers of each run: one, and spare workers go to runs of methods that have candidates."""
     from rkr.methods import Learner
 
-    shares = dict.fromkeys(plan.jobs, 1)
-    with_candidates = [j for j in plan.jobs if plan.recipe.method(j.method).method.learner.rounds is not Learner.rounds]
-    for _, job in zip(range(workers - len(plan.jobs)), itertools.cycle(with_candidates), strict=False):
-        shares[job] += 1
+    shares = dict.fromkeys(plan.specs, 1)
+    with_candidates = [spec for spec in plan.specs if spec.learner.learner.rounds is not Learner.rounds]
+    for _, spec in zip(range(workers - len(plan.specs)), itertools.cycle(with_candidates), strict=False):
+        shares[spec] += 1
     return shares
 
 
-def _threads(how: How, processes: int) -> int:
-    """Of each of so many processes."""
-    return how.threads or max(1, (os.cpu_count() or 1) // processes)
+def _threads(execution: Execution, processes: int) -> int:
+    """Threads of each of several processes."""
+    return execution.threads or max(1, (os.cpu_count() or 1) // processes)
 
 
-def _crew(plan: Plan, how: How, job: Job, workers: int) -> AbstractContextManager[Processes | None]:
+def _helpers(plan: Plan, execution: Execution, spec: RunSpec, workers: int) -> AbstractContextManager[Helpers | None]:
     """The processes that train a run's candidates, if it has several workers."""
     if workers == 1:
         return nullcontext()
-    threads = _threads(how, workers)
-    command = _command(plan, dataclasses.replace(how, tensorboard=False), job, threads)
-    return Processes([*command, "--helper"], workers, threads)
+    threads = _threads(execution, workers)
+    command = _command(plan, dataclasses.replace(execution, tensorboard=False), spec, threads)
+    return Helpers([*command, "--helper"], workers, threads)
 
 
-def _at_once(plan: Plan, how: How, watch: Watch) -> bool:
-    """Each run in a process of its own, `workers` at a time; what they tell is told here."""
+def _at_once(plan: Plan, execution: Execution, watch: Watch) -> bool:
+    """Execute each run in its own process, `workers` at a time, and pass on the events."""
     from rkr.experiment.loop import Diverged
     from rkr.experiment.signals import signals
 
-    workers, shares = min(how.workers, len(plan.jobs)), _shares(plan, how.workers)
-    ended: dict[Job, int | None] = {}
-    failed: dict[Job, RkrError] = {}
+    workers, shares = min(execution.workers, len(plan.specs)), _shares(plan, execution.workers)
+    ended: dict[RunSpec, int | None] = {}
+    failed: dict[RunSpec, RkrError] = {}
     asked = threading.Event()
 
-    def start(job: Job) -> Worker:
-        threads = _threads(how, workers if shares[job] == 1 else how.workers)
-        return Worker(_command(plan, how, job, threads, shares[job]), threads)
+    def start(spec: RunSpec) -> Worker:
+        threads = _threads(execution, workers if shares[spec] == 1 else execution.workers)
+        return Worker(_command(plan, execution, spec, threads, shares[spec]), threads)
 
     with signals(asked.set), Pool(workers, start, harmless=(0, Diverged.exit_code)) as pool:
-        for job, code, said in pool.do(plan.jobs, lambda job, event: watch(event), asked.is_set):
-            ended[job] = code
+        for spec, code, said in pool.do(plan.specs, lambda spec, event: watch(event), asked.is_set):
+            ended[spec] = code
             if code == Diverged.exit_code:
-                failed[job] = Diverged(said)
+                failed[spec] = Diverged(said)
             elif code and not was_stopped(code):
-                failed[job] = RkrError(said)
+                failed[spec] = RkrError(said)
     stopped = asked.is_set() or any(code is not None and was_stopped(code) for code in ended.values())
     if not stopped or not all(isinstance(error, Diverged) for error in failed.values()):
         _raise(plan, failed, ended)
     return not stopped
 
 
-def _raise(plan: Plan, failed: Mapping[Job, RkrError], begun: Container[Job]) -> None:
-    """One error for all runs that failed, if some did; that of divergence if all others are complete."""
+def _raise(plan: Plan, failed: Mapping[RunSpec, RkrError], begun: Container[RunSpec]) -> None:
+    """Raise one error for all failed runs, if any: `Diverged` if divergence is the only reason."""
     from rkr.experiment.loop import Diverged
 
-    said = [f"{job.name}: {error}" for job, error in failed.items()]
-    skipped = [job.name for job in plan.jobs if job not in begun]
+    said = [f"{spec.name}: {error}" for spec, error in failed.items()]
+    skipped = [spec.name for spec in plan.specs if spec not in begun]
     if skipped:
         said.append(f"skipped: {', '.join(skipped)}")
     if failed:
@@ -234,22 +220,23 @@ def _raise(plan: Plan, failed: Mapping[Job, RkrError], begun: Container[Job]) ->
         raise kind("; ".join(said))
 
 
-def _command(plan: Plan, how: How, job: Job, threads: int, workers: int = 1) -> list[str]:
+def _command(plan: Plan, execution: Execution, spec: RunSpec, threads: int, workers: int = 1) -> list[str]:
+    """The command line of a worker process."""
     options: dict[str, Any] = {
-        "--method": job.method,
-        "--order": job.order,
-        "--seed": job.seed,
+        "--method": spec.method,
+        "--order": spec.order,
+        "--seed": spec.seed,
         "--out": plan.out,
         "--epochs": plan.epochs,
         "--limit": plan.limit,
         "--data": plan.data,
         "--threads": threads,
-        "--accelerator": how.accelerator,
-        "--precision": how.precision,
-        "--save-minutes": how.save_minutes,
+        "--accelerator": plan.accelerator,
+        "--precision": plan.precision,
+        "--save-minutes": execution.save_minutes,
         "--workers": workers if workers > 1 else None,
     }
     command = [sys.executable, "-m", "rkr", "run", plan.given, "--json", "--no-figures"]
     command += [word for name, value in options.items() if value is not None for word in (name, str(value))]
-    asked = ["--validation"] * plan.on_validation + ["--tensorboard"] * how.tensorboard
+    asked = ["--validation"] * plan.on_validation + ["--tensorboard"] * execution.tensorboard
     return command + asked

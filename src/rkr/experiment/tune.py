@@ -23,7 +23,7 @@ from rkr.experiment.recipes import Recipe, load_recipe
 from rkr.experiment.recipes.settings import MethodSettings
 from rkr.experiment.recipes.write import recipe_text, toml_text
 from rkr.experiment.results import read_result
-from rkr.experiment.runner import How, run_plan
+from rkr.experiment.runner import Execution, run_plan
 
 if TYPE_CHECKING:
     from rkr.experiment.events import Watch
@@ -118,7 +118,7 @@ def search_plan(
     return Plan(loaded, str(search.file), methods, orders, search.folder, epochs=epochs, limit=limit, data=data)
 
 
-def run_search(plan: Plan, how: How, watch: Watch) -> tuple[Plan, list[str]] | None:
+def run_search(plan: Plan, execution: Execution, watch: Watch) -> tuple[Plan, list[str]] | None:
     """Run it. A value with which training diverges is none to choose, and no reason to stop: it is left out.
 
     What is left of the plan, and the methods that diverged; None if it was interrupted.
@@ -126,9 +126,9 @@ def run_search(plan: Plan, how: How, watch: Watch) -> tuple[Plan, list[str]] | N
     diverged: list[str] = []
     while plan.methods:
         try:
-            return (plan, diverged) if run_plan(plan, how, watch) else None
+            return (plan, diverged) if run_plan(plan, execution, watch) else None
         except Diverged:  # which has not kept the others from being completed
-            diverged += [job.method for job in plan.jobs if not RunFolder(plan.folder(job)).finished]
+            diverged += [spec.method for spec in plan.specs if not RunFolder(plan.folder(spec)).finished]
             kept = tuple(method for method in plan.methods if method not in diverged)
             plan = dataclasses.replace(plan, methods=kept)
     raise RkrError(f"training diverged with every value: {', '.join(diverged)}")
@@ -140,7 +140,7 @@ def outcome(search: Tuning, plan: Plan) -> dict[str, float]:
     Runs of earlier searches with the same schedule, limit and order are among them.
     """
     every = dataclasses.replace(plan, methods=tuple(search.points))
-    folders = {job.method: every.folder(job) for job in every.jobs}
+    folders = {spec.method: every.folder(spec) for spec in every.specs}
     found = {
         name: 100 * metrics.average(read_result(folder).matrix)
         for name, folder in folders.items()

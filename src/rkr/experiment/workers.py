@@ -1,4 +1,4 @@
-"""Other processes at work for this one: each runs the same command, and tells its events on its standard output."""
+"""Worker processes: each runs the same command and writes its events to standard output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ J = TypeVar("J")
 
 
 class Worker:
-    """A process whose events are told here.
+    """A process whose events are passed on here.
 
     Args:
         command: What it runs.
@@ -217,8 +217,8 @@ class Pool(Generic[J]):
             raise
 
 
-class Processes(Pool["CandidateKey"]):
-    """Trains candidates of a run in processes, which start with the first of them and stay until the run is over.
+class Helpers(Pool["CandidateKey"]):
+    """Processes that train a run's candidates. They start with the first candidate and last until the run ends.
 
     Args:
         command: Runs `Run.help` of the same run, with lines from the standard input, and says `DONE` after each.
@@ -233,11 +233,17 @@ class Processes(Pool["CandidateKey"]):
     def train(
         self, keys: Sequence[CandidateKey], told: Callable[[CandidateKey, Event], None], asked: Callable[[], bool]
     ) -> Iterator[CandidateKey]:
-        """Train candidates, and yield each one that is done; see `rkr.experiment.candidates.Crew`."""
+        """Train candidates, and yield each one that is done; several at once.
+
+        Args:
+            keys: Which candidates.
+            told: Called with their events, from any thread.
+            asked: Whether to stop: then raises `Interrupted` when all states are saved.
+        """
         from rkr.experiment.loop import Interrupted
 
         errors: list[str] = []
-        over = False  # a process has ended, or is to end
+        over = False  # a process has ended or must end
 
         def stop() -> bool:
             nonlocal over
@@ -249,7 +255,7 @@ class Processes(Pool["CandidateKey"]):
                 yield key
                 continue
             if not was_stopped(code) and not over:
-                errors.append(f"{_name(key)}: its process {_what(code, said)}; the same command goes on")
+                errors.append(f"{_name(key)}: its process {_what(code, said)}; run the same command again to resume")
             over = True
         if errors:
             raise RkrError("; ".join(errors))

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from rkr.capacity import Capacity
 from rkr.core import Adapter, LayerUpdate, Options, TaskState, is_statistic
 from rkr.errors import UsageError
-from rkr.methods.learner import Capacity, MakeNetwork, ReadSamples, SeenTask
+from rkr.methods.learner import MakeNetwork, ReadSamples, SeenTask
 from rkr.methods.learner_file import read_learner, write_learner
 from rkr.methods.shared.anchor import gradient
 from rkr.methods.shared.changed import Changed

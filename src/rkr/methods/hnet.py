@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from rkr.capacity import Capacity
 from rkr.core import (
     BATCH_NORMS,
     STATISTICS,
@@ -30,7 +31,7 @@ from rkr.core import (
     version_key,
 )
 from rkr.errors import UsageError
-from rkr.methods.learner import Capacity, Learner, MakeNetwork, Outcome, SeenTask, nbytes, plain_size
+from rkr.methods.learner import Learner, MakeNetwork, Outcome, SeenTask, nbytes, plain_size
 
 INITS = ("fan_in", "xavier")
 

@@ -1,4 +1,4 @@
-"""What every method is: a module with a few hooks, which the engine calls in the same order for all of them.
+"""The base of all methods: a module with hooks that the training loop calls in the same order for every method.
 
     for each task:  begin(task)                       make room: a head, factors, a network, ...
                     for each phase:  prepare(phase, train)
@@ -8,9 +8,9 @@
                     end(train, validation)            importance weights, memories, freezing, ...
     at any time:    predict(x, number)                logits over the classes of one task
 
-Before `loss` the engine sets `whole_batch`, how many samples the batch has over all processes. Epochs are in training
-mode, `end` and `predict` in evaluation mode. Some methods act in `before_step` and `after_step`
-alone: who leaves these out trains without their penalty.
+Before `loss` the loop sets `whole_batch`, how many samples the batch has over all processes. Epochs are in training
+mode, `end` and `predict` in evaluation mode. Some methods
+apply their penalty only in `before_step` and `after_step`: skip these hooks and no penalty applies.
 
 A method may try several variants of a task, its candidates, and keep the best. `rounds` says so, and then the phases
 are not of the learner itself, but of a new learner for each candidate: it has begun the same tasks, got the learner's
@@ -25,7 +25,7 @@ state and adopted the candidate.
                     end(train, validation)
 
 A learner is an `nn.Module`, so its state is its `state_dict`: parameters, and buffers for anything else that it
-remembers. To go on after an interruption the engine makes a new learner, calls `begin` for the same tasks, and loads
+remembers. To resume, the loop builds a new learner, calls `begin` for the same tasks, and loads
 that state; a method whose shape depends on more than the tasks, as on candidates that it adopted for earlier ones,
 overrides `load_state_dict`.
 """
@@ -42,6 +42,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from rkr.capacity import Capacity
 from rkr.core import multiply_adds, norm_parameters
 from rkr.methods.learner_file import read_learner, write_learner
 
@@ -73,7 +74,7 @@ class SeenTask:
 
 
 class Outcome(NamedTuple):
-    """A batch's mean loss, and how many samples were classified rightly (None if that has no meaning)."""
+    """A batch's mean loss, and how many samples were classified correctly (None if that has no meaning)."""
 
     loss: Tensor
     correct: Tensor | None
@@ -90,28 +91,6 @@ class Phase:
     same_optimizer: bool = False  # goes on with the optimiser of the phase before, which must train the same groups
 
 
-@dataclass(frozen=True)
-class Capacity:
-    """What must be kept to use every task learned so far.
-
-    Attributes:
-        parameters: By the paper's count: heads lie within the plain network's 100 %, statistics are not counted.
-        network: Parameters of the plain network: 100 %.
-        bytes: Of everything, heads and statistics and memories of samples included.
-        multiply_adds: For one sample of the last task.
-    """
-
-    parameters: int
-    network: int
-    bytes: int
-    multiply_adds: int | None
-
-    @property
-    def percent(self) -> float:
-        """The paper's "capacity"."""
-        return 100 * self.parameters / self.network
-
-
 class Learner(nn.Module):
     """Base of all methods.
 
@@ -121,26 +100,26 @@ class Learner(nn.Module):
     """
 
     isolating: ClassVar[bool] = False
-    """Whether the method promises that earlier tasks answer bit for bit as before. The engine checks it."""
+    """Whether earlier tasks' outputs stay bit-identical. Every run checks it."""
 
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {}
-    """Options that no paper settles, and the values that `rkr tune` tries."""
+    """Options without a published value, and the values that `rkr tune` tries."""
 
     augment_options: ClassVar[Sequence[str]] = ()
-    """Options that are as in the augmentation of the recipe, unless they are set."""
+    """Options whose default comes from the recipe's augmentation."""
 
     recipe_options: ClassVar[Sequence[str]] = ()
-    """Options that are the same for all methods, and have a section of the recipe for themselves."""
+    """Options that a section of the recipe sets for all methods."""
 
     agnostic: ClassVar[str] = "last"
-    """When to test without telling the task: after the "last" task, after "every" one, for which class-incremental
-    methods are made, or "never"."""
+    """When to run task-agnostic evaluation: after the "last" task, after "every" task (class-incremental methods), or
+    "never"."""
 
     loadable: ClassVar[bool] = True
     """Whether `rkr.load_learner` can load what was learned."""
 
     learns_its_size: ClassVar[str] = ""
-    """If training decides on the capacity: what it is before, in words."""
+    """If training decides on the capacity: what the capacity before training is, in words."""
 
     holds_out: float = 0.1
     """Share of the training samples on which candidates are compared, where the recipe has no validation part."""
@@ -228,7 +207,7 @@ class Learner(nn.Module):
         raise NotImplementedError
 
     def infer(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Task number and class within the task, of samples whose task is not told: the most confident task answers.
+        """Task number and class within the task, for samples whose task is unknown: the most confident task wins.
 
         Every task computes a softmax over its own classes, and the highest probability wins (Hendrycks & Gimpel, ICLR
         2017). Methods made for class-incremental learning answer by their own rule.
@@ -272,19 +251,11 @@ class Learner(nn.Module):
 # Pieces
 
 
-@dataclass(frozen=True)
-class PlainSize:
-    """The plain network, with its own head."""
-
-    parameters: int
-    multiply_adds: int | None
-
-
-def plain_size(network: nn.Module) -> PlainSize:
-    """Count a network; multiply-adds where it tells its `input_shape`."""
-    shape = getattr(network, "input_shape", None)
+def plain_size(network: nn.Module) -> Capacity:
+    """The capacity of a plain network with its own head; multiply-adds are known if it has an `input_shape`."""
+    shape, parameters = getattr(network, "input_shape", None), sum(p.numel() for p in network.parameters())
     macs = None if shape is None else multiply_adds(network, shape)[0]
-    return PlainSize(sum(p.numel() for p in network.parameters()), macs)
+    return Capacity(parameters, parameters, nbytes(network), macs)
 
 
 def decay_groups(network: nn.Module, leave_out: set[int] = frozenset()) -> list[dict[str, Any]]:  # type: ignore[assignment]
@@ -299,7 +270,7 @@ def decay_groups(network: nn.Module, leave_out: set[int] = frozenset()) -> list[
 
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
-    """Compute in evaluation mode; then every layer is in the mode that it was in, be it not its network's."""
+    """Compute in evaluation mode. Restores each layer's mode on exit."""
     modes = [(layer, layer.training) for layer in network.modules()]
     network.eval()
     try:

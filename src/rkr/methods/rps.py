@@ -21,9 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
+from rkr.capacity import Capacity
 from rkr.core import BATCH_NORMS, is_standard, multiply_adds, version_key
 from rkr.errors import UsageError
-from rkr.methods.learner import Capacity, MakeNetwork, Outcome, ReadSamples, SeenTask
+from rkr.methods.learner import MakeNetwork, Outcome, ReadSamples, SeenTask
 from rkr.methods.shared.graph import norm_after, traced
 from rkr.methods.shared.rehearsing import Rehearsing
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from rkr.capacity import Capacity
 from rkr.methods.learner import (
-    Capacity,
     Learner,
     MakeNetwork,
     Outcome,

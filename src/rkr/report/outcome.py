@@ -15,7 +15,8 @@ from rkr.report.tables import accuracy_table, added_by_a_task, summary_json, sum
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rkr.experiment.plan import Job, Plan
+    from rkr.experiment.plan import Plan
+    from rkr.experiment.spec import RunSpec
 
 
 def draw(root: Path) -> Path:
@@ -32,9 +33,9 @@ def draw(root: Path) -> Path:
 class Outcome:
     """The results of complete runs of a plan, next to the paper's numbers if the schedule is the paper's."""
 
-    def __init__(self, plan: Plan, jobs: Sequence[Job]) -> None:
-        self.plan, self.jobs = plan, jobs
-        self.results = [read_result(plan.folder(job)) for job in jobs]
+    def __init__(self, plan: Plan, specs: Sequence[RunSpec]) -> None:
+        self.plan, self.specs = plan, specs
+        self.results = [read_result(plan.folder(spec)) for spec in specs]
         shortened = plan.epochs is not None or plan.limit is not None
         self._groups = [
             (runs, {} if shortened else plan.recipe.published_numbers(runs[0].order))
@@ -62,5 +63,5 @@ class Outcome:
             yield f"{result.method} {result.label}: {added_by_a_task(result)}"
         if figures is not None:
             yield f"figures: {figures}"
-        for job in self.jobs:
-            yield f"{job.method} {job.label}: results and model in {self.plan.folder(job)}"
+        for spec in self.specs:
+            yield f"{spec.method} {spec.label}: results and model in {self.plan.folder(spec)}"

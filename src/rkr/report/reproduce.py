@@ -119,9 +119,9 @@ def state_of(exhibit: Exhibit, out: Path, data: Data = None, quick: bool = False
     from rkr.experiment.folder import RunFolder
 
     plans = [each for plan in exhibit.plans(out, quick=quick) for each in (plan.before, plan) if each is not None]
-    done = sum(RunFolder(plan.folder(job)).finished for plan in plans for job in plan.jobs)
+    done = sum(RunFolder(plan.folder(spec)).finished for plan in plans for spec in plan.specs)
     lacks = [missing_data(plan.recipe.stream.needs, data) for plan in plans]
-    return State(done, sum(len(plan.jobs) for plan in plans), next((lack for lack in lacks if lack), "here"))
+    return State(done, sum(len(plan.specs) for plan in plans), next((lack for lack in lacks if lack), "here"))
 
 
 # ---------------------------------------------------------------------------------------------------------

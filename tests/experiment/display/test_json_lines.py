@@ -24,7 +24,9 @@ def test_round_trip(script: list[Any], play: Any, clock: Any) -> None:
     with JsonLines(stream, clock=clock) as watch:
         play(watch, script, 1.0)
     lines = stream.getvalue().splitlines()
-    assert [strict(line)["event"] for line in lines] == [type(event).__name__.lower() for event in script]
+    assert [strict(line)["event"] for line in lines] == [
+        type(event).__name__.removesuffix("End").lower() for event in script
+    ]
     back: list[Any] = []
     relay(lines, back.append)
     assert repr(back) == repr(script)  # NaN is not equal to itself, but reads the same
@@ -66,7 +68,7 @@ def test_progress_once_a_second(script: list[Any], clock: Any) -> None:
     for event in script:
         watch(event)
     kinds = [strict(line)["event"] for line in stream.getvalue().splitlines()]
-    assert kinds == ["started", "progress", *["epochend", "epochend", "taskend"] * 2, "finished", "failed"]
+    assert kinds == ["started", "progress", *["epoch", "epoch", "task"] * 2, "finished", "failed"]
 
 
 def test_every_line_is_written_at_once(script: list[Any]) -> None:
@@ -120,7 +122,7 @@ def test_candidates() -> None:
     for event in events:
         JsonLines(stream)(event)
     lines = [strict(line) for line in stream.getvalue().splitlines()]
-    assert [line["event"] for line in lines] == ["progress", "epochend", "candidateend", "candidateend", "epochend"]
+    assert [line["event"] for line in lines] == ["progress", "epoch", "candidate", "candidate", "epoch"]
     assert lines[2]["candidate"] == [3, 8]
     assert lines[3]["score"] is None
     assert not {"round", "candidate"} & set(lines[4])

@@ -79,9 +79,9 @@ def test_a_whole_run(script: list[Any], play: Any, clock: Any) -> None:
     assert [line.rstrip() for line in screen(console).text] == [
         "digits lenet A: task 1/2 (0-4): 75.00 %, mean 75.00 %, 1:01",
         "digits lenet A: task 2/2 (5-9): 50.00 %, mean 62.50 %,",
-        "  mean with the task inferred 37.50 %, 1:01, earlier tasks",
+        "  task-agnostic mean 37.50 %, 1:01, earlier tasks",
         "  bit-identical ✓",
-        "digits lenet A: complete in 1:02:03: /runs/digits-lenet-A",
+        "digits lenet A: finished in 1:02:03: /runs/digits-lenet-A",
         "other: failed: no memory ?[31mleft",
     ]
     assert screen(console).cursor
@@ -185,12 +185,12 @@ def test_ends(clock: Any) -> None:
         watch(TaskEnd("d", 2, "x", 2, (1.0, 0.0), None, False, 1.0))
         watch(Finished("d", "/f", 5.0, False))
     assert screen(console).text == [
-        "a: goes on at task 3, epoch 7: 1 task, schedule of 7 epochs: f",
-        "a: stopped at task 3, epoch 7: the state is saved; run the same command again to go on",
-        "[bold]b :smile:: already complete: /f",
+        "a: resumed at task 3, epoch 7: 1 task, schedule of 7 epochs: f",
+        "a: stopped at task 3, epoch 7: the state is saved; run the same command again to resume",
+        "[bold]b :smile:: already finished: /f",
         "c: failed: the disk is full",
         "d: task 2/2 (x): 0.00 %, mean 50.00 %, 0:01, EARLIER TASKS CHANGED ✗",
-        "d: complete in 0:05: /f",
+        "d: finished in 0:05: /f",
     ]
 
 
@@ -237,13 +237,13 @@ def test_threads(script: list[Any]) -> None:
     text = "\n".join(screen(console).text)
     for i in range(8):
         assert f"run {i}: task 1/2 (0-4): 75.00 %, mean 75.00 %, 1:01\n" in text
-        assert f"run {i}: complete in 1:02:03" in text
+        assert f"run {i}: finished in 1:02:03" in text
 
 
 def test_ascii(script: list[Any], clock: Any) -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
-    console = Console(file=stream, width=100, height=20, force_terminal=True, _environ={"TERM": "xterm"})
+    console = Console(file=stream, width=120, height=20, force_terminal=True, _environ={"TERM": "xterm"})
     with Live(console=console, clock=clock) as watch:
         for event in script:
             clock.now += 1

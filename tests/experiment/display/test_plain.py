@@ -22,9 +22,9 @@ def test_a_whole_run(script: list[Any], play: Any, clock: Any, tmp_path: Path) -
         "digits lenet A: task 1/2 (0-4): 75.00 %, mean 75.00 %, 1:01",
         "digits lenet A: task 2/2 (5-9), epoch 1/2: loss 0.2500, training accuracy 62.50 %, lr 0.1, 0:40 left",
         "digits lenet A: task 2/2 (5-9), epoch 2/2: loss nan, training accuracy 62.50 %, lr 0.05, 0:00 left",
-        "digits lenet A: task 2/2 (5-9): 50.00 %, mean 62.50 %, mean with the task inferred 37.50 %, 1:01, "
+        "digits lenet A: task 2/2 (5-9): 50.00 %, mean 62.50 %, task-agnostic mean 37.50 %, 1:01, "
         "earlier tasks bit-identical",
-        f"digits lenet A: complete in 1:02:03: {folder}",
+        f"digits lenet A: finished in 1:02:03: {folder}",
         "other: failed: no memory ?[31mleft",
     ]
     assert "\x1b" not in stream.getvalue()
@@ -80,12 +80,12 @@ def test_ends() -> None:
     watch(Finished("a", "f", 0.0, True, "other/rkr/fixed"))
     watch(Failed("a", "f", "the disk\nis full"))
     watch(TaskEnd("a", 2, "x", 2, (1.0, 0.0), None, False, 1.0))
-    again = "the state is saved; run the same command again to go on"
+    again = "the state is saved; run the same command again to resume"
     assert stream.getvalue().splitlines() == [
-        "a: goes on at task 3, epoch 7: 1 task, schedule of 7 epochs: f",
+        "a: resumed at task 3, epoch 7: 1 task, schedule of 7 epochs: f",
         f"a: stopped at task 3, epoch 7: {again}",
-        "a: already complete: f",
-        "a: the same run as other/rkr/fixed, copied from there: f",
+        "a: already finished: f",
+        "a: copied from other/rkr/fixed, the same run: f",
         "a: failed: the disk is full",
         "a: task 2/2 (x): 0.00 %, mean 50.00 %, 0:01, EARLIER TASKS CHANGED",
     ]
@@ -95,7 +95,7 @@ def test_a_stream_that_cannot_write_every_letter() -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
     Plain(stream)(Finished("größe", "\udcff/f", 1.0, False))
-    assert raw.getvalue() == b"gr\\xf6\\xdfe: complete in 0:01: ?/f\n"
+    assert raw.getvalue() == b"gr\\xf6\\xdfe: finished in 0:01: ?/f\n"
 
 
 def test_words() -> None:

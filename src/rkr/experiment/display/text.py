@@ -56,7 +56,7 @@ def _count(n: int, word: str) -> str:
 def started(event: Started) -> str:
     """How a run begins."""
     size = f"{_count(len(event.tasks), 'task')}, schedule of {_count(event.epochs, 'epoch')}"
-    how = f"goes on at task {event.number}, epoch {event.epoch + 1}" if event.resumed else "started"
+    how = f"resumed at task {event.number}, epoch {event.epoch + 1}" if event.resumed else "started"
     return one_line(f"{event.run}: {how}: {size}: {event.folder}")
 
 
@@ -85,7 +85,7 @@ def task_end(event: TaskEnd) -> str:
         what = "" if event.measure == "accuracy" else f"{event.measure} "
         parts.append(f"{what}{percent(event.accuracy[-1])}, mean {percent(mean(event.accuracy))}")
     if event.agnostic:
-        parts.append(f"mean with the task inferred {percent(mean(event.agnostic))}")
+        parts.append(f"task-agnostic mean {percent(mean(event.agnostic))}")
     parts.append(duration(event.seconds))
     return one_line(f"{event.run}: task {of(event.number, event.tasks)} ({event.task}): {', '.join(parts)}")
 
@@ -100,15 +100,15 @@ def proof(event: TaskEnd) -> str:
 def ended(event: Event) -> str:
     """How a run ends."""
     if isinstance(event, Finished):
-        how = "already complete" if event.already else f"complete in {duration(event.seconds)}"
+        how = "already finished" if event.already else f"finished in {duration(event.seconds)}"
         if event.same_as:
-            how = f"the same run as {event.same_as}, copied from there"
+            how = f"copied from {event.same_as}, the same run"
         return one_line(f"{event.run}: {how}: {event.folder}")
     if isinstance(event, Stopped):
         where = candidate(event) or f"epoch {event.epoch + 1}"
         return one_line(
             f"{event.run}: stopped at task {event.number}, {where}: "
-            "the state is saved; run the same command again to go on"
+            "the state is saved; run the same command again to resume"
         )
     assert isinstance(event, Failed)
     return one_line(f"{event.run}: failed: {event.reason}")

@@ -6,9 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
+from rkr.capacity import Capacity
 from rkr.core import Adapter, LayerUpdate, Options, RectifiedModel
 from rkr.errors import UsageError
-from rkr.methods.learner import Capacity, Learner, MakeNetwork, Outcome, SeenTask, plain_size
+from rkr.methods.learner import Learner, MakeNetwork, Outcome, SeenTask, plain_size
 
 INITS = ("previous", "random")
 

@@ -8,9 +8,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from rkr.capacity import Capacity
 from rkr.core import Adapter, Options, is_statistic, multiply_adds
 from rkr.methods.growth.growth import Growth, layout_of
-from rkr.methods.learner import Capacity, MakeNetwork, Phase, ReadSamples, nbytes
+from rkr.methods.learner import MakeNetwork, Phase, ReadSamples, nbytes
 from rkr.methods.shared.changed import Changed
 
 

@@ -13,9 +13,10 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from rkr.capacity import Capacity
 from rkr.core import BATCH_NORMS
 from rkr.errors import UsageError
-from rkr.methods.learner import Capacity, Learner, MakeNetwork, Outcome, SeenTask, decay_groups, nbytes, plain_size
+from rkr.methods.learner import Learner, MakeNetwork, Outcome, SeenTask, decay_groups, nbytes, plain_size
 
 
 class TaskHead(nn.Module):

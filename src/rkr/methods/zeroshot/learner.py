@@ -13,9 +13,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from rkr.capacity import Capacity
 from rkr.errors import UsageError
 from rkr.measures import harmonic_mean, unseen_and_seen
-from rkr.methods.learner import Capacity, Learner, MakeNetwork, Outcome, ReadSamples, SeenTask, nbytes, plain_size
+from rkr.methods.learner import Learner, MakeNetwork, Outcome, ReadSamples, SeenTask, nbytes, plain_size
 from rkr.methods.zeroshot.classifier import ClassifierOptions, train_classifier
 from rkr.networks.interfaces import AlignedVae, AttributeVae, Gaussian, is_aligned_vae
 

@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rkr.capacity import Capacity
 from rkr.errors import UsageError
 from rkr.measures import harmonic_mean, unseen_and_seen
-from rkr.methods.learner import Capacity, Learner, MakeNetwork, Phase, ReadSamples, SeenTask, nbytes, plain_size
+from rkr.methods.learner import Learner, MakeNetwork, Phase, ReadSamples, SeenTask, nbytes, plain_size
 
 STRENGTHS = tuple(10.0**k for k in range(-2, 5))
 

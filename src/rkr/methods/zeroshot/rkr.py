@@ -7,9 +7,10 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from rkr.capacity import Capacity
 from rkr.core import Options, RectifiedModel, rectify
 from rkr.errors import UsageError
-from rkr.methods.learner import Capacity, MakeNetwork, SeenTask, nbytes
+from rkr.methods.learner import MakeNetwork, SeenTask, nbytes
 from rkr.methods.zeroshot.learner import ZeroShot
 from rkr.networks.interfaces import Gaussian
 
