@@ -158,7 +158,7 @@ def test_a_damaged_image_is_named(root: Path) -> None:
     path = root / "imagenet" / "train" / "n01" / "2.PNG"
     path.write_bytes(path.read_bytes()[:200])
     for workers in (0, 1):
-        with pytest.raises(rkr.FileError, match=r"n01/2\.PNG: not an image") as caught:
+        with pytest.raises(rkr.FileError, match=r"n01/2\.PNG: cannot be read as an image") as caught:
             list(Batches(files, 5, **PLAIN, workers=workers))
         assert "Traceback" not in str(caught.value)
         assert not multiprocessing.active_children()  # workers end at once, though the exception is still held

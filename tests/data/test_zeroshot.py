@@ -35,8 +35,8 @@ def test_parts(source: ZeroShotSource) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"numbers": (1, 2)}, r"mine: class_names, numbers and attributes must be .* not of \(3, 2, 3\)"),
-        ({"attributes": torch.eye(4)}, r"not of \(3, 3, 4\)"),
+        ({"numbers": (1, 2)}, r"mine: class_names, numbers and attributes must have the same length, not \(3, 2, 3\)"),
+        ({"attributes": torch.eye(4)}, r"not \(3, 3, 4\)"),
         ({"attributes": torch.full((3, 2), torch.nan)}, "mine: attributes has values that are NaN or infinite"),
         ({"features": torch.full((6, 4), torch.inf)}, "mine: features has values that are NaN or infinite"),
         ({"features": torch.rand(6, 4).double()}, r"features must be a tensor of torch.float32 .* it is torch.float64"),

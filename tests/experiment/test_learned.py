@@ -98,5 +98,5 @@ def test_what_cannot_be_loaded(run_folder_of: Callable[..., Path], tmp_path: Pat
             rkr.load_learner(folder)
     (folder / "run.json").write_text(json.dumps(record))
     (folder / "model" / "learner.safetensors").unlink()
-    with pytest.raises(rkr.FileError, match="model cannot be read"):
+    with pytest.raises(rkr.FileError, match=r"learner\.safetensors: cannot be read: No such file"):
         rkr.load_learner(folder)

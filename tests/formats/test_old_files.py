@@ -69,7 +69,7 @@ def test_model_folder(name: str) -> None:
     index = json.loads((OLD / name / "zoo.json").read_text())
     for entry in index["tasks"]:
         stored = load_file(OLD / name / entry["file"])
-        found = model.owned.task_state(model.tasks[entry["name"]])
+        found = model.tensors.task_state(model.tasks[entry["name"]])
         assert set(found) == set(stored)
         assert all(same(found[key], stored[key]) for key in stored)
     base, network = load_file(OLD / name / index["base"]), model.network.state_dict()
@@ -171,7 +171,7 @@ def test_interrupted_features(old: Path, command: Command, monkeypatch: pytest.M
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "torch": str(torch.__version__)}))
     code, out, err = command(*make.FEATURES)
     assert code == 0, err
-    assert "goes on after 8 of 32 images" in out + err
+    assert "resuming after 8 of 32 images" in out + err
     assert hashlib.sha256((old / "features.mat").read_bytes()).hexdigest() == EXPECTED["features"]
 
 

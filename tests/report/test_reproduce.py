@@ -259,7 +259,7 @@ def test_the_command_runs_what_is_missing(
     code, out, _ = command(*words)
     assert code == 0
     assert {order for _, order in ran} == {"A", "B"}
-    assert "quick: 2 epochs, at most 500 training samples of a class" in out
+    assert "quick: 2 epochs, at most 500 training samples per class" in out
     assert "not comparable: different schedule" in out
     assert (tmp_path / "runs" / "cifar100-lenet-2-epochs-limit-500" / "figures" / "accuracy_over_tasks.png").exists()
     before = list(ran)

@@ -198,7 +198,7 @@ def test_what_a_task_adds(a_result):
     assert added_by_a_task(a_result([[0.5]])).startswith("the network and its first task take")
     grown = a_result([[0.5], [0.5, 0.5], [0.5, 0.5, 0.5]])
     first, second, third = grown.costs
-    third = replace(third, percent=first.percent - 1, parameters=first.parameters - 10, bytes=first.bytes)
+    third = replace(third, parameters=first.parameters - 10, bytes=first.bytes)
     text = added_by_a_task(replace(grown, costs=(first, second, third)))
     sizes = [size(cost.bytes) for cost in (first, third)]
     assert text == (
