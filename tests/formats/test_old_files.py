@@ -66,10 +66,11 @@ def test_model_folder(name: str) -> None:
     model = rkr.load(OLD / name, make.Network()).eval()
     assert {task: model.fingerprint(task) for task in model.tasks} == EXPECTED["fingerprints"][name]
     assert model.tasks["zweite Übung"].class_names == ("cat", "dög")
+    assert model.about == model.tasks["first"].about == {}
     index = json.loads((OLD / name / "zoo.json").read_text())
     for entry in index["tasks"]:
         stored = load_file(OLD / name / entry["file"])
-        found = model.owned.task_state(model.tasks[entry["name"]])
+        found = model.tensors.task_state(model.tasks[entry["name"]])
         assert set(found) == set(stored)
         assert all(same(found[key], stored[key]) for key in stored)
     base, network = load_file(OLD / name / index["base"]), model.network.state_dict()
@@ -171,7 +172,7 @@ def test_interrupted_features(old: Path, command: Command, monkeypatch: pytest.M
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "torch": str(torch.__version__)}))
     code, out, err = command(*make.FEATURES)
     assert code == 0, err
-    assert "goes on after 8 of 32 images" in out + err
+    assert "resuming after 8 of 32 images" in out + err
     assert hashlib.sha256((old / "features.mat").read_bytes()).hexdigest() == EXPECTED["features"]
 
 
@@ -207,7 +208,7 @@ FORMATS: dict[str, tuple[str, Callable[[Path], Path], Callable[[Path], Any]]] = 
         lambda old: rkr.load(old / "zoo", make.Network()).load_task(old / "task.safetensors"),
     ),
     "rkr-base": ("1", lambda old: base_of(old / "zoo"), lambda old: rkr.load(old / "zoo", make.Network())),
-    "rkr-zoo": ("1", lambda old: old / "zoo" / "zoo.json", lambda old: rkr.load(old / "zoo", make.Network())),
+    "rkr-zoo": ("2", lambda old: old / "zoo" / "zoo.json", lambda old: rkr.load(old / "zoo", make.Network())),
     "rkr-state": (
         "1",
         lambda old: old / "stopped/tiny/rkr/fixed/state.safetensors",
@@ -241,7 +242,7 @@ def test_newer_version_is_refused(name: str, old: Path) -> None:
     restated(path, newer if name == "rkr-results" else str(newer))
     with pytest.raises(FileError) as error:
         read(old)
-    reads = "versions 1 to 2" if name == "rkr-learner" else "version 1"
+    reads = "versions 1 to 2" if current == "2" else "version 1"
     expected = f"{path}: format version {newer} of {name}, but this version of rkr reads {reads}: upgrade rkr"
     assert str(error.value).startswith(expected)
 
