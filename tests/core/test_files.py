@@ -1079,13 +1079,16 @@ def without(key: str) -> Callable[[Any], Any]:
 
 WRONG_INDEXES: dict[str, Callable[[Any], Any]] = {
     **{f"without {key}": without(key) for key in ("format", "version", "options", "head", "base", "base_frozen")},
-    **{f"without {key}": without(key) for key in ("current", "tasks")},
+    **{f"without {key}": without(key) for key in ("current", "tasks", "about")},
     "extra key": put(foo=1),
     "a list": lambda index: [index],
     "null": lambda index: None,
     "a number": lambda index: 5,
     "wrong format": put(format="rkr-task"),
-    "wrong version": put(version="2"),
+    "wrong version": put(version="3"),
+    "about a list": put(about=[]),
+    "about null": put(about=None),
+    "about too large": put(about={"x": "y" * 1_000_001}),
     "version a number": put(version=1),
     "no such current": put(current="c"),
     "current a number": put(current=0),

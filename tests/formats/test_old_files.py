@@ -66,6 +66,7 @@ def test_model_folder(name: str) -> None:
     model = rkr.load(OLD / name, make.Network()).eval()
     assert {task: model.fingerprint(task) for task in model.tasks} == EXPECTED["fingerprints"][name]
     assert model.tasks["zweite Übung"].class_names == ("cat", "dög")
+    assert model.about == model.tasks["first"].about == {}
     index = json.loads((OLD / name / "zoo.json").read_text())
     for entry in index["tasks"]:
         stored = load_file(OLD / name / entry["file"])
@@ -207,7 +208,7 @@ FORMATS: dict[str, tuple[str, Callable[[Path], Path], Callable[[Path], Any]]] = 
         lambda old: rkr.load(old / "zoo", make.Network()).load_task(old / "task.safetensors"),
     ),
     "rkr-base": ("1", lambda old: base_of(old / "zoo"), lambda old: rkr.load(old / "zoo", make.Network())),
-    "rkr-zoo": ("1", lambda old: old / "zoo" / "zoo.json", lambda old: rkr.load(old / "zoo", make.Network())),
+    "rkr-zoo": ("2", lambda old: old / "zoo" / "zoo.json", lambda old: rkr.load(old / "zoo", make.Network())),
     "rkr-state": (
         "1",
         lambda old: old / "stopped/tiny/rkr/fixed/state.safetensors",
@@ -241,7 +242,7 @@ def test_newer_version_is_refused(name: str, old: Path) -> None:
     restated(path, newer if name == "rkr-results" else str(newer))
     with pytest.raises(FileError) as error:
         read(old)
-    reads = "versions 1 to 2" if name == "rkr-learner" else "version 1"
+    reads = "versions 1 to 2" if current == "2" else "version 1"
     expected = f"{path}: format version {newer} of {name}, but this version of rkr reads {reads}: upgrade rkr"
     assert str(error.value).startswith(expected)
 

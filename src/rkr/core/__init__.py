@@ -7,6 +7,8 @@ A network and its tasks
     `RectifiedModel`: a network with tasks; `rectify` and `load` make one.
     `Options`: which layers tasks update, and what becomes of normalisation.
     `TaskState`: one task's tensors, by name.
+    `read_about`, `read_task_about`: what a model folder or a task file says about itself, without a network.
+    `ModelAbout`, `TaskAbout`: what they return.
     `Cost`, `multiply_adds`: what tasks and networks cost.
 
 How tasks update layers
@@ -34,17 +36,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rkr.core.about import ModelAbout, TaskAbout
     from rkr.core.adapters import is_standard, register_layer
     from rkr.core.adapters.base import Adapter, TargetLayer, join
     from rkr.core.adapters.conv import CONVS, convolve
     from rkr.core.adapters.norm import BATCH_NORMS, NormLayer, norm_parameters
     from rkr.core.cost import Cost, multiply_adds
     from rkr.core.exchange import original_class
+    from rkr.core.files import read_task_about
     from rkr.core.model import RectifiedModel, load, rectify
     from rkr.core.options import Options
     from rkr.core.rowwise import Tracer
     from rkr.core.state import STATISTICS, TaskState, is_statistic, version_key
     from rkr.core.updates import LayerUpdate, Rectification
+    from rkr.core.zoo import read_about
 
 __all__ = [
     "BATCH_NORMS",
@@ -53,11 +58,13 @@ __all__ = [
     "Adapter",
     "Cost",
     "LayerUpdate",
+    "ModelAbout",
     "NormLayer",
     "Options",
     "Rectification",
     "RectifiedModel",
     "TargetLayer",
+    "TaskAbout",
     "TaskState",
     "Tracer",
     "convolve",
@@ -68,6 +75,8 @@ __all__ = [
     "multiply_adds",
     "norm_parameters",
     "original_class",
+    "read_about",
+    "read_task_about",
     "rectify",
     "register_layer",
     "version_key",
@@ -75,17 +84,20 @@ __all__ = [
 
 # Imported at first use, because torch takes seconds to import.
 _MODULES = {
+    "about": ("ModelAbout", "TaskAbout"),
     "adapters": ("is_standard", "register_layer"),
     "adapters.base": ("Adapter", "TargetLayer", "join"),
     "adapters.conv": ("CONVS", "convolve"),
     "adapters.norm": ("BATCH_NORMS", "NormLayer", "norm_parameters"),
     "cost": ("Cost", "multiply_adds"),
     "exchange": ("original_class",),
+    "files": ("read_task_about",),
     "model": ("RectifiedModel", "load", "rectify"),
     "options": ("Options",),
     "rowwise": ("Tracer",),
     "state": ("STATISTICS", "TaskState", "is_statistic", "version_key"),
     "updates": ("LayerUpdate", "Rectification"),
+    "zoo": ("read_about",),
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}
 

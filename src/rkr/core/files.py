@@ -21,6 +21,7 @@ from safetensors.torch import save as encode_tensors
 from torch import Tensor, nn
 
 from rkr.atomic import write_atomic
+from rkr.core.about import TaskAbout, check_about, read_about_text
 from rkr.core.state import TaskState, is_statistic
 from rkr.errors import FileError, UsageError
 from rkr.versions import Format
@@ -132,12 +133,12 @@ def decode(path: Path, kind: Format, unversioned: bool = False) -> tuple[dict[st
     try:
         data = path.read_bytes()
     except (OSError, ValueError) as error:
-        raise FileError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise _unreadable(path, error) from error
     try:
         tensors = decode_tensors(data)
         start = 8 + int.from_bytes(data[:8], "little")
         header = json.loads(data[8:start])
-    except (SafetensorError, ArithmeticError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+    except (SafetensorError, *_INVALID) as error:
         raise FileError(f"{path}: not a valid safetensors file: incomplete or damaged ({error})") from error
     meta = header.get("__metadata__") or {}
     if unversioned and "format" not in meta:
@@ -151,6 +152,36 @@ def decode(path: Path, kind: Format, unversioned: bool = False) -> tuple[dict[st
     if stored != digest(tensors, json.dumps(meta, sort_keys=True), raw=raw):
         raise FileError(f"{path}: {_damaged(tensors, meta.get('crc32', ''))}")
     return kind.upgraded(path, meta["version"], (meta, tensors))
+
+
+_INVALID = (ArithmeticError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)  # raised by wrong headers
+
+
+def _unreadable(path: Path, error: OSError | ValueError) -> FileError:
+    return FileError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}")
+
+
+def read_metadata(path: Path, kind: Format) -> tuple[dict[str, str], int]:
+    """Metadata and size of a file, read from its header alone. Its tensors and checksums are not looked at."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8), "little")
+            text = file.read(length) if length <= size - 8 else b""
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
+    try:
+        header = json.loads(text)
+        meta = header.pop("__metadata__", None) or {}
+        whole = all(t["data_offsets"][1] <= size - 8 - length for t in header.values())
+        if not whole or not all(isinstance(v, str) for v in meta.values()):
+            raise ValueError("its header does not fit its size")
+    except _INVALID as error:
+        raise FileError(f"{path}: not a valid safetensors file: incomplete or damaged ({error})") from error
+    if meta.get("format") != kind.name:
+        raise FileError(f"{path}: its format is {meta.get('format')!r}, not {kind.name!r}")
+    kind.check(path, meta.get("version"))
+    return kind.upgraded(path, meta["version"], (meta, {}))[0], size
 
 
 def _damaged(tensors: Mapping[str, Tensor], sums: str) -> str:
@@ -217,6 +248,7 @@ def encode_task(model: RectifiedModel, task: TaskState, base: str, path: PathLik
         "classes": json.dumps(task.classes),
         "class_names": json.dumps(task.class_names),
         "base": base,
+        "about": check_about(task.about, f"task {task.name!r}"),
     }
     return encode(state, meta)
 
@@ -231,13 +263,8 @@ def load_task(model: RectifiedModel, path: PathLike, name: str | None, base: str
     """Read a task file for this model. The model is not changed."""
     path = as_path(path)
     meta, tensors = decode(path, TASK)
-    try:
-        classes, class_names = json.loads(meta["classes"]), json.loads(meta["class_names"])
-        title, layout, stored_base = meta["task"], meta["layout"], meta["base"]
-    except (KeyError, ValueError, RecursionError) as error:
-        raise FileError(f"{path}: its metadata is incomplete ({error})") from error
-    if not title or not _proper_classes(classes, class_names):
-        raise FileError(f"{path}: its metadata is invalid: name {title!r}, classes {classes!r}, {class_names!r}")
+    stated = _stated(path, meta, 0)
+    classes, layout, stored_base = stated.classes, stated.layout, stated.base
     if layout != model.options.layout:
         raise FileError(f"{path}: written with layout {layout!r}, but this model has {model.options.layout!r}")
     if (classes is None) != (model.head is None):
@@ -251,11 +278,31 @@ def load_task(model: RectifiedModel, path: PathLike, name: str | None, base: str
             f"{path}: belongs to another base network (fingerprint {stored_base[:12]}): "
             "rectify the network with the weights that the task was trained on"
         )
-    task = TaskState(title if name is None else name, classes, class_names)
+    task = TaskState(stated.name if name is None else name, classes, stated.class_names)
+    task.about = stated.about
     device = next(iter(model.network.parameters())).device
     for key in expected:
         task.put(key, tensors[key].to(device))
     return task
+
+
+def read_task_about(path: PathLike) -> TaskAbout:
+    """What a task file says about itself, from its header alone: quick, and its tensors are not checked."""
+    path = as_path(path)
+    return _stated(path, *read_metadata(path, TASK))
+
+
+def _stated(path: Path, meta: Mapping[str, str], size: int) -> TaskAbout:
+    """The metadata of a task file."""
+    try:
+        classes, class_names = json.loads(meta["classes"]), json.loads(meta["class_names"])
+        name, layout, base, rank = meta["task"], meta["layout"], meta["base"], int(meta["rank"])
+    except (KeyError, ValueError, RecursionError) as error:
+        raise FileError(f"{path}: its metadata is incomplete ({error})") from error
+    if not name or not _proper_classes(classes, class_names):
+        raise FileError(f"{path}: its metadata is invalid: name {name!r}, classes {classes!r}, {class_names!r}")
+    names = None if class_names is None else tuple(class_names)
+    return TaskAbout(path, name, classes, names, read_about_text(path, meta.get("about")), base, rank, layout, size)
 
 
 def _proper_classes(classes: Any, names: Any) -> bool:

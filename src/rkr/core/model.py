@@ -75,6 +75,8 @@ class RectifiedModel(nn.Module):
         layers: The target layers, in the order of the network.
         tensors: Which tensors belong to the base, and which to a task.
         active: The task in use, and its merged weights.
+        about: Free information that is saved with the model, as JSON: how to build the network, for instance. Each
+            task has its own, `model.tasks[name].about`, which travels with its file. Fingerprints do not cover it.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class RectifiedModel(nn.Module):
         self.tasks = TaskTable()
         self.options = options
         self.head = head
+        self.about: dict[str, Any] = {}
         self.active = active
         self.layers: Sequence[TargetLayer] = layers
         self.tensors = Tensors(network, layers)

@@ -30,6 +30,7 @@ class TaskState(nn.Module):
         self.number = 0  # 0, 1, ... in the order in which tasks were added
         self.classes = classes
         self.class_names = None if class_names is None else tuple(class_names)
+        self.about: dict[str, Any] = {}  # saved with the task: see `about.py`
 
     def put(self, key: str, tensor: Tensor) -> None:
         """Store a tensor, as a parameter unless it is a running statistic."""

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from rkr.atomic import TEMPORARY, write_atomic
+from rkr.core.about import ModelAbout, check_about, checked_about
 from rkr.core.files import (
     SUFFIX,
     PathLike,
@@ -31,6 +32,7 @@ from rkr.core.files import (
     encode,
     encode_task,
     load_task,
+    read_metadata,
     trained_keys,
 )
 from rkr.core.options import Options
@@ -40,7 +42,8 @@ from rkr.versions import Format
 if TYPE_CHECKING:
     from rkr.core.model import RectifiedModel
 
-ZOO, BASE = Format("rkr-zoo", 1), Format("rkr-base", 1)
+ZOO = Format("rkr-zoo", 2, {1: lambda index: {**index, "about": {}}})
+BASE = Format("rkr-base", 1)
 INDEX = "zoo.json"
 RETRIES = 9  # how often a reader starts again because another process saved to the folder
 
@@ -51,6 +54,7 @@ def save(model: RectifiedModel, folder: PathLike) -> None:
     folder = as_path(folder)
     if os.path.exists(folder) and not folder.is_dir():
         raise FileError(f"{folder}: is a file, but save needs a folder")
+    check_about(model.about, "the model")
     base = base_fingerprint(model)
     check_finite(folder, model.network.state_dict(), trained_keys(model.network))
     encoded = [encode_task(model, task, base, folder / task.name) for task in model.tasks.values()]
@@ -62,6 +66,7 @@ def save(model: RectifiedModel, folder: PathLike) -> None:
     ]
     index = {
         **ZOO.stated,
+        "about": model.about,
         "options": model.options.to_json(),
         "head": model.head,
         "base": base_file,
@@ -151,10 +156,35 @@ def _load(
         fixed = set(index["fixed"])
         for name, p in network.named_parameters():
             p.requires_grad_(name not in fixed)
+    model.about = index["about"]
     model.user_requires_grad = {n: p.requires_grad for n, p in network.named_parameters()}
     model.attach()
     model.restore_tasks(tasks, index["current"], index["base_frozen"])
     return model
+
+
+def read_about(folder: PathLike) -> ModelAbout:
+    """What a model folder says about itself, from its index and its base's header: quick, and no network is needed.
+
+    Tensors are not checked. `rkr.core.read_task_about` tells the same of one of its task files.
+    """
+    folder = as_path(folder)
+    for _ in range(RETRIES):
+        index = _read_index(folder)
+        try:
+            meta, _ = read_metadata(folder / index["base"], BASE)
+            break
+        except FileError:
+            if _read_index(folder)["sha256"] == index["sha256"]:
+                raise
+    else:
+        raise FileError(f"{folder}: other processes save to it all the time: try again")
+    if "fingerprint" not in meta:
+        raise FileError(f"{folder / index['base']}: its metadata is incomplete ('fingerprint')")
+    tasks = {task["name"]: folder / task["file"] for task in index["tasks"]}
+    return ModelAbout(
+        folder, index["about"], meta["fingerprint"], index["options"], index["head"], index["current"], tasks
+    )
 
 
 def _read_index(folder: Path) -> dict[str, Any]:
@@ -183,6 +213,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
 _INDEX_TYPES: dict[str, type | tuple[type, ...]] = {
     "format": str,
     "version": str,
+    "about": dict,
     "options": Options,
     "head": (str, type(None)),
     "base": str,
@@ -201,6 +232,7 @@ def _check_index(index: Mapping[str, Any]) -> None:
     for key, kind in _INDEX_TYPES.items():
         if not isinstance(index[key], kind):
             raise ValueError(f"{key!r} is {index[key]!r}")
+    checked_about(index["about"])
     for task in index["tasks"]:
         if set(task) != {"name", "file"} or not all(isinstance(v, str) and v for v in task.values()):
             raise ValueError(f"the task {task!r} must have a name and a file")
@@ -218,9 +250,11 @@ def _check_index(index: Mapping[str, Any]) -> None:
 
 def _read_options(values: Any) -> Options:
     default = Options().to_json()
-    if not isinstance(values, dict) or set(values) != set(default):
-        raise ValueError("'options' does not have all options")
+    if not isinstance(values, dict) or not values:
+        raise ValueError("'options' are missing")
     for key, value in values.items():
+        if key not in default:
+            raise ValueError(f"the option {key!r} is unknown")
         kind = type(default[key])
         if key in ("rectify_weights", "scale_outputs"):
             fits = isinstance(value, (bool, str))
