@@ -17,7 +17,7 @@ from typing import Any
 from rkr.errors import RkrError, UsageError
 from rkr.experiment.recipes import Recipe, load_recipe
 from rkr.experiment.results import Result, find_results
-from rkr.methods import methods_for
+from rkr.registry import methods as methods_of
 from rkr.report.export import with_deviation
 from rkr.report.groups import by_recipe, comparable, flat_options
 from rkr.report.summary import NOTHING, Summary, summarise, summary_cells, zero_shot_cells
@@ -120,7 +120,7 @@ def _beside_the_paper(summaries: Sequence[Summary], recipe: Recipe) -> dict[str,
 
 def _options(runs: Sequence[Result]) -> list[str]:
     """The options of the first run of each method that are not defaults."""
-    said, methods = {}, methods_for(zero_shot=runs[0].measure == "H")
+    said, methods = {}, methods_of("zero-shot" if runs[0].measure == "H" else "images")
     for run in runs:
         method = methods.get(run.settings["method"])
         if method is not None and run.method not in said:

@@ -14,12 +14,15 @@ if TYPE_CHECKING:
     from rkr.core.model import RectifiedModel, load, rectify
     from rkr.core.options import Options
     from rkr.experiment.learned import load_learner
+    from rkr.methods.learner import Learner
+    from rkr.registry import register
     from rkr.report.frame import results
 
 __version__ = "0.1.0"
 __all__ = [
     "Cost",
     "FileError",
+    "Learner",
     "Options",
     "RectifiedModel",
     "RkrError",
@@ -28,17 +31,20 @@ __all__ = [
     "load_learner",
     "networks",
     "rectify",
+    "register",
     "results",
 ]
 
 # Imported when first used: torch takes seconds, which `rkr --help` and reports should not have to wait for.
 _PLACES = {
     "Cost": "rkr.core.cost",
+    "Learner": "rkr.methods.learner",
     "Options": "rkr.core.options",
     "RectifiedModel": "rkr.core.model",
     "load": "rkr.core.model",
     "load_learner": "rkr.experiment.learned",
     "rectify": "rkr.core.model",
+    "register": "rkr.registry",
     "results": "rkr.report.frame",
 }
 

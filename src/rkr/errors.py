@@ -15,3 +15,7 @@ class FileError(RkrError):
 
 class DataWarning(UserWarning):
     """The data can be used, but perhaps not as intended."""
+
+
+class PluginWarning(UserWarning):
+    """A plug-in cannot be used. Everything else works."""

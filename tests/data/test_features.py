@@ -560,9 +560,9 @@ def test_damage(images: Path, whole: bytes, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "what"),
     [
-        ("some_networks", "give package.module:function"),
-        ("some_networks:", "give package.module:function"),
-        ("nowhere:net", r"cannot be imported \(ModuleNotFoundError: No module named 'nowhere'"),
+        ("some_networks", "give package.module:name"),
+        ("some_networks:", "give package.module:name"),
+        ("nowhere:net", "there is no module 'nowhere': install it, or add the folder that has it to PYTHONPATH"),
         ("broken_module:net", "nothing_of_that_name"),
         ("some_networks:nothing", r"cannot be imported \(AttributeError"),
         ("some_networks:number", "is not a function, but int"),

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 import rkr
-from rkr.data import SOURCES, Images, Source, Stream, Task, Training, load_source, mnist_then, split, split_cifar
+from rkr.data import Images, Source, Stream, Task, Training, load_source, mnist_then, split, split_cifar
 from rkr.data.cut import balanced_cut
 from rkr.data.streams import APD_ORDERS
+from rkr.registry import datasets
 
 
 def source(classes: int = 6, train: int = 10, test: int = 4, name: str = "toy") -> Source:
@@ -272,11 +273,11 @@ def test_digits() -> None:
 
 
 def test_registry() -> None:
-    assert list(SOURCES) == ["cifar10", "cifar100", "mnist", "imagenet", "folder", "digits"]
-    assert all(entry.description and "\n" not in entry.description for entry in SOURCES.values())
+    assert list(datasets) == ["cifar10", "cifar100", "digits", "folder", "imagenet", "mnist"]
+    assert all(entry.description and "\n" not in entry.description for entry in datasets.values())
     with pytest.raises(rkr.UsageError, match="no source 'cifar': choose one of cifar10"):
         load_source("cifar")
-    with pytest.raises(rkr.UsageError, match=r"'digits'.*unexpected keyword argument 'colour'"):
+    with pytest.raises(rkr.UsageError, match="source 'digits' has no option 'colour'; its options: size, test, seed"):
         load_source("digits", colour=1)
 
 

@@ -157,7 +157,7 @@ class Trials(OneNetwork):
             self.branches[str(number)] = layers.to(like)
 
 
-TRIALS = Method(Trials, "for tests")
+TRIALS = Method(Trials, "for tests", "trials")
 
 
 def make_case(**changes: Any) -> Case:
@@ -186,7 +186,7 @@ def execute(
 
 def register() -> None:
     """For recipes."""
-    METHODS["trials"] = TRIALS
+    METHODS.add(TRIALS)
 
 
 def _help(folder: str, save_minutes: float, changes: dict[str, Any]) -> None:

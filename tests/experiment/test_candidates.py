@@ -732,7 +732,7 @@ def test_two_processes_of_torchrun_killed(server: Server, tmp_path: Path) -> Non
 
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setitem(METHODS, "trials", make_case().spec.learner)
+    monkeypatch.setitem(METHODS._others, "trials", make_case().spec.learner)
     path = tmp_path / "few.toml"
     path.write_text(few_digits(["trials", "finetune"], tasks=1))
     return path

@@ -153,7 +153,7 @@ def test_a_method_looks_the_same_in_every_figure(a_result, tmp_path, drawn):
 
 
 def test_looks_are_told_apart():
-    known = [look_of(name) for name in looks.KNOWN]
+    known = [look_of(name) for name in looks.PUBLISHED]
     assert len(set(known)) == len(known)
     ours = {*METHODS, *ZERO_SHOT_METHODS, *(number.method for recipe in list_recipes() for number in recipe.paper)}
     assert len({look_of(name) for name in ours}) == len(ours)
@@ -163,7 +163,7 @@ def test_looks_are_told_apart():
     assert look_of("rkr").dashes == ()
     assert look_of("rkr") == looks.Look("#0072B2", "o")
     assert look_of("unheard-of") == look_of("unheard-of") not in known
-    assert len({look_of(f"method {i}") for i in range(500)}) == len(looks.COLOURS) * len(looks.MARKERS) - len(known)
+    assert len({look_of(f"method {i}") for i in range(500)}) == len(looks.EVERY) - len(known)
 
 
 def test_sizes_of_paper(results, tmp_path):

@@ -6,16 +6,19 @@ Commands parse, call and print. They import torch and everything else that is sl
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
 
 from rkr.cli import compare, cost, demo, features, report, reproduce, run, tune
 from rkr.cli import list as list_
-from rkr.errors import DataWarning, RkrError
+from rkr.errors import DataWarning, PluginWarning, RkrError
+from rkr.registry import importable
 
 __all__ = ["app", "main"]
 
@@ -67,6 +70,8 @@ def _root(
 def main() -> None:
     """Entry point. Errors of the package and data warnings are printed to stderr as one line each."""
     warnings.showwarning = _warn  # type: ignore[assignment]
+    with suppress(FileNotFoundError):  # the directory is deleted
+        importable(os.curdir)  # for methods, networks and sources by dotted name
     try:
         app(prog_name="rkr")
     except RkrError as error:
@@ -79,7 +84,7 @@ _warned: set[str] = set()  # the same data is read for every recipe and order; w
 
 
 def _warn(message: Warning | str, category: type[Warning], *rest: Any) -> None:
-    if not issubclass(category, DataWarning):
+    if not issubclass(category, DataWarning | PluginWarning):
         _showwarning(message, category, *rest)
     elif str(message) not in _warned:
         _warned.add(str(message))

@@ -1,21 +1,15 @@
-"""Shell completion of names. It runs on every press of Tab, so it only lists files and never imports torch."""
+"""Shell completion of names. It runs on every press of Tab, so it never imports torch or plug-ins."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+
+from rkr import registry
 
 PACKAGE = Path(__file__).parents[1]
 RECIPES = PACKAGE / "experiment" / "recipes"
 EXHIBITS = PACKAGE / "report" / "paper"
-
-# The registries import torch, so their names are repeated here. A test compares the two.
-METHODS = (
-    *("rkr", "rkr-lite", "rectify-only", "scale-only", "rkr-k1", "rkr-k4", "rkr-k8", "rkr-k32", "rkr-random"),
-    *("finetune", "finetune-bn", "separate", "joint", "head-only", "l2t", "ewc", "si", "pc", "lwf", "icarl", "eeil"),
-    *("rps-net", "pgn", "den", "rcl", "ccll", "eft", "hnet", "apd"),
-    *("base", "sft", "l1", "l2", "lzsl", "original", "ridge"),
-)
-NETWORKS = ("lenet", "resnet18", "resnet32", "digits-net", "cada-vae")
 
 
 def recipes(incomplete: str) -> list[str]:
@@ -44,28 +38,33 @@ def exhibits(incomplete: str) -> list[str]:
 
 def method(incomplete: str) -> list[str]:
     """The name of a method."""
-    return _starting(incomplete, METHODS)
+    return _starting(incomplete, registry.names("method"))
 
 
 def methods(incomplete: str) -> list[str]:
     """The last name of a comma-separated list of methods."""
     before, comma, last = incomplete.rpartition(",")
-    return [f"{before}{comma}{name}" for name in _starting(last, METHODS) if name not in before.split(",")]
+    return [
+        f"{before}{comma}{name}" for name in _starting(last, registry.names("method")) if name not in before.split(",")
+    ]
 
 
 def networks(incomplete: str) -> list[str]:
     """The name of a network."""
-    return _starting(incomplete, NETWORKS)
+    return _starting(incomplete, registry.names("network"))
 
 
 def anything(incomplete: str) -> list[str]:
-    """The name of a recipe, method or network."""
-    return _starting(incomplete, [*_stems(RECIPES), *METHODS, *NETWORKS])
+    """The name of a recipe, method, network or data set."""
+    return _starting(
+        incomplete,
+        [*_stems(RECIPES), *(name for kind in ("method", "network", "dataset") for name in registry.names(kind))],
+    )
 
 
 def _stems(folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.toml"))
 
 
-def _starting(incomplete: str, names: list[str] | tuple[str, ...]) -> list[str]:
+def _starting(incomplete: str, names: Iterable[str]) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]

@@ -5,78 +5,76 @@ from __future__ import annotations
 import inspect
 import json
 import textwrap
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from rkr.errors import UsageError
+from rkr.registry import METHODS, Entry, Method, datasets, networks
 
-if TYPE_CHECKING:
-    from rkr.methods import Method
+IN_WORDS = {"images": "images", "zero-shot": "zero-shot tasks"}  # settings
 
 
 def everything() -> dict[str, dict[str, str]]:
     """For each kind all names, with a line for each."""
-    from rkr.data import SOURCES
     from rkr.experiment.recipes import list_recipes
-    from rkr.experiment.recipes.known import NETWORKS
-    from rkr.methods import METHODS, ZERO_SHOT_METHODS
 
     return {
         "recipes": {recipe.name: recipe.title for recipe in list_recipes()},
-        "methods": {name: method.description for name, method in METHODS.items()},
-        "zero-shot methods": {name: method.description for name, method in ZERO_SHOT_METHODS.items()},
-        "networks": {name: network.description for name, network in NETWORKS.items()},
-        "datasets": {name: source.description for name, source in SOURCES.items()},
+        "methods": _summaries(METHODS["images"]),
+        "zero-shot methods": _summaries(METHODS["zero-shot"]),
+        "networks": _summaries(networks),
+        "datasets": _summaries(datasets),
     }
 
 
+def _summaries(table: Mapping[str, Entry]) -> dict[str, str]:
+    return {name: entry.summary for name, entry in table.items()}
+
+
 def in_words(name: str) -> str:
-    """The file of a recipe; of a method or network what it is, and all its options with their values.
+    """The file of a recipe; of a method, network or data set what it is, and all its options with their values.
 
     Of a method also what `rkr tune` tries.
     """
-    from rkr.experiment.recipes.known import NETWORKS, network_arguments, network_builder
     from rkr.experiment.recipes.load import SHIPPED, recipe_names
 
     if name in recipe_names():
         return (SHIPPED / f"{name}.toml").read_text().rstrip()
-    if name in NETWORKS:
-        lines = [f"{name}: {NETWORKS[name].description}", "", inspect.getdoc(network_builder(name)) or "", ""]
-        lines += ["In a recipe, under [network]:"]
-        lines += [f"  {key} = {json.dumps(value)}" for key, value in network_arguments(name).items()]
-        return "\n".join(lines)
-    return "\n\n".join(_described(name, kind, method) for kind, method in _methods(name).items())
+    for table, section in ((networks, "[network]"), (datasets, "[stream.options]")):
+        if name in table:
+            entry: Entry = table[name]
+            lines = [f"{name}: {entry.summary}", "", inspect.getdoc(entry.object) or "", ""]
+            lines.append(f"In a recipe, under {section}:" if entry.options else "It has no options.")
+            lines += [f"  {key} = {json.dumps(value)}" for key, value in entry.options.items()]
+            return "\n".join(lines)
+    return "\n\n".join(_described(name, setting, method) for setting, method in _methods(name).items())
 
 
 def options_of(name: str) -> dict[str, Any]:
-    """The settings of a recipe, the options of a network, or those of a method for each kind of tasks."""
+    """The settings of a recipe, the options of a network or data set, or those of a method for each setting."""
     from rkr.experiment.recipes import load_recipe
-    from rkr.experiment.recipes.known import NETWORKS, network_arguments
     from rkr.experiment.recipes.load import recipe_names
     from rkr.methods.describe import option_texts
 
     if name in recipe_names():
         return load_recipe(name).model_dump(mode="json")
-    if name in NETWORKS:
-        return {"network": network_arguments(name)}
-    found = {kind: option_texts(method) for kind, method in _methods(name).items()}
-    return {kind: {option: value for option, (value, _) in texts.items()} for kind, texts in found.items()}
+    for table in (networks, datasets):
+        if name in table:
+            entry: Entry = table[name]
+            return {entry.kind: entry.options}
+    found = {setting: option_texts(method) for setting, method in _methods(name).items()}
+    return {setting: {option: value for option, (value, _) in texts.items()} for setting, texts in found.items()}
 
 
 def _methods(name: str) -> dict[str, Method]:
-    """The methods of a name, by the kind of tasks that they are for."""
-    from rkr.data import SOURCES
-    from rkr.experiment.recipes.known import NETWORKS
+    """The methods of a name, by the setting that they are for."""
     from rkr.experiment.recipes.load import recipe_names
     from rkr.experiment.recipes.messages import choose
-    from rkr.methods import METHODS, ZERO_SHOT_METHODS
 
-    kinds = {"images": METHODS, "zero-shot tasks": ZERO_SHOT_METHODS}
-    found = {kind: methods[name] for kind, methods in kinds.items() if name in methods}
+    found = {IN_WORDS[setting]: table[name] for setting, table in METHODS.items() if name in table}
     if not found:
-        if name in SOURCES:
-            raise UsageError(f"{name} is a data set: `rkr list` says what it is, and there is no more to it")
-        names = dict.fromkeys((*METHODS, *ZERO_SHOT_METHODS, *recipe_names(), *NETWORKS))
-        raise UsageError(f"no method, recipe or network {name!r}{choose(name, names)}")
+        names = dict.fromkeys((*METHODS["images"], *METHODS["zero-shot"], *recipe_names(), *networks, *datasets))
+        raise UsageError(f"no method, recipe, network or data set {name!r}{choose(name, names)}")
     return found
 
 
@@ -84,7 +82,7 @@ def _described(name: str, kind: str, method: Method) -> str:
     from rkr.methods.describe import about, option_texts
 
     options = option_texts(method)
-    lines = [f"{name} (for {kind}): {method.description}", "", about(method), ""]
+    lines = [f"{name} (for {kind}): {method.summary}", "", about(method), ""]
     lines.append(f"In a recipe, under [methods.{name}]:" if options else "It has no options.")
     for option, (value, text) in options.items():
         shown = "(none)" if value is None else json.dumps(value, ensure_ascii=False)

@@ -15,6 +15,7 @@ from rkr.data.download import Data, download, find, is_cached, place
 from rkr.data.task import Images, Source
 from rkr.data.unpickle import read_tar, unpickle
 from rkr.errors import FileError
+from rkr.registry import register
 
 ADDRESS = "https://www.cs.toronto.edu/~kriz/"
 PIXELS = 3 * 32 * 32
@@ -81,6 +82,32 @@ CIFAR100 = Archive(
     mean=(0.5071, 0.4867, 0.4408),
     std=(0.2675, 0.2565, 0.2761),
 )
+
+
+@register.dataset(
+    "cifar10",
+    "60,000 colour images 32x32, 10 classes; 170 MB",
+    classes=10,
+    shape=(3, 32, 32),
+    files=("cifar-10-python.tar.gz", "cifar-10-batches-py"),
+    without="cifar10 will be downloaded, 170 MB",
+)
+def load_cifar10(data: Data = None) -> Source:
+    """Load CIFAR-10."""
+    return load_cifar(CIFAR10, data)
+
+
+@register.dataset(
+    "cifar100",
+    "60,000 colour images 32x32, 100 classes; 169 MB",
+    classes=100,
+    shape=(3, 32, 32),
+    files=("cifar-100-python.tar.gz", "cifar-100-python"),
+    without="cifar100 will be downloaded, 169 MB",
+)
+def load_cifar100(data: Data = None) -> Source:
+    """Load CIFAR-100."""
+    return load_cifar(CIFAR100, data)
 
 
 def load_cifar(archive: Archive, data: Data = None) -> Source:

@@ -9,8 +9,15 @@ import torch.nn.functional as F
 from rkr.data.cut import balanced_cut
 from rkr.data.task import Images, Source
 from rkr.errors import UsageError
+from rkr.registry import register
 
 
+@register.dataset(
+    "digits",
+    "1,797 handwritten digits 8x8, 10 classes; comes with scikit-learn, no download",
+    classes=10,
+    shape=(1, "size", "size"),
+)
 def load_digits(data: object = None, size: int = 8, test: float = 0.25, seed: int = 0) -> Source:
     """Load the digits at `size` pixels, with a fraction `test` of every class for testing. `data` is ignored."""
     # Slow to import, so only when needed.

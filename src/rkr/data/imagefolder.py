@@ -14,12 +14,22 @@ from rkr.data.decode import decode_centre
 from rkr.data.download import Data, find, folders
 from rkr.data.task import ImageFiles, Images, Samples, Source
 from rkr.errors import FileError, UsageError
+from rkr.registry import register
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 IMAGENET_FOLDERS = ("imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", ".")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 
 
+@register.dataset(
+    "imagenet",
+    "ImageNet-1K, 1.3 million photographs, 1,000 classes; your own copy, class folders",
+    classes=1000,
+    shape=(3, "size", "size"),
+    files=("imagenet/train", "ILSVRC2012/train", "ILSVRC/Data/CLS-LOC/train", "train"),
+    without="put imagenet/train/<class>/*.JPEG and imagenet/val/<class>/*.JPEG into the folder of data",
+    in_files=True,
+)
 def load_imagenet(data: Data = None, size: int = 224) -> Source:
     """Load ImageNet-1K from class folders in train/ and val/. Downloading it needs an account."""
     path = find((f"{folder}/train" for folder in IMAGENET_FOLDERS), data)
@@ -34,22 +44,30 @@ def load_imagenet(data: Data = None, size: int = 224) -> Source:
     return Source("imagenet", class_names, train, test, MEAN, STD)
 
 
+@register.dataset(
+    "folder",
+    "any folder of class folders, with train/ and test/ or cut by a seed",
+    shape=(3, "size", "size"),
+    in_files=True,
+)
 def load_folder(
     data: Data = None,
+    path: str | None = None,
     size: int = 224,
     resident: bool = False,
     test: float = 0.2,
     seed: int = 0,
     name: str | None = None,
 ) -> Source:
-    """Load images from class folders in `data`, or in its subfolders train and test (or val).
+    """Load images from class folders in `path` (or else `data`), or in its subfolders train and test (or val).
 
     Without these subfolders, a fraction `test` of every class is held out by `seed`. With `resident` all images are
     resized to `size` once and kept in memory, which is much faster for small images.
     """
-    if data is None:
-        raise UsageError("folder needs a directory: data=...")
-    root = Path(data).expanduser()
+    directory = data if path is None else path
+    if directory is None:
+        raise UsageError("folder needs a directory: path = ...")
+    root = Path(directory).expanduser()
     testing = next((root / part for part in ("test", "val") if (root / part).is_dir()), None)
     train_part: Samples
     test_part: Samples

@@ -15,6 +15,7 @@ from torch import Tensor
 from rkr.data.download import Data, download, find, is_cached, place
 from rkr.data.task import Images, Source
 from rkr.errors import FileError
+from rkr.registry import register
 
 ADDRESSES = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")
 FOLDERS = ("mnist", "MNIST/raw", "mnist/raw", "raw", ".")  # torchvision keeps its copy in MNIST/raw
@@ -25,6 +26,30 @@ MD5 = {  # of the decompressed files, because copies may be compressed different
     "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
 }
 LIMIT = 1 << 26  # bytes; the largest file has 47,040,016
+
+
+@register.dataset(
+    "mnist",
+    "70,000 handwritten digits 28x28, 10 classes; 12 MB",
+    classes=10,
+    shape=(1, 28, 28),
+    files=(
+        "mnist/train-images-idx3-ubyte",
+        "mnist/train-images-idx3-ubyte.gz",
+        "MNIST/raw/train-images-idx3-ubyte",
+        "MNIST/raw/train-images-idx3-ubyte.gz",
+        "mnist/raw/train-images-idx3-ubyte",
+        "mnist/raw/train-images-idx3-ubyte.gz",
+        "raw/train-images-idx3-ubyte",
+        "raw/train-images-idx3-ubyte.gz",
+        "train-images-idx3-ubyte",
+        "train-images-idx3-ubyte.gz",
+    ),
+    without="mnist will be downloaded, 12 MB",
+)
+def load(data: Data = None) -> Source:
+    """Load MNIST."""
+    return load_mnist(data)
 
 
 def load_mnist(data: Data = None, md5: Mapping[str, str] = MD5, addresses: tuple[str, ...] = ADDRESSES) -> Source:

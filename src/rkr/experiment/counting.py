@@ -12,9 +12,10 @@ from torch import nn
 from rkr.capacity import Capacity
 from rkr.errors import UsageError
 from rkr.experiment.recipes.messages import choose
+from rkr.registry import Method, methods, networks
 
 if TYPE_CHECKING:
-    from rkr.methods import Learner, Method
+    from rkr.methods import Learner
 
 
 def begun(
@@ -58,15 +59,14 @@ def count(
     """
     from rkr.core.model import RectifiedModel
     from rkr.core.options import Options
-    from rkr.methods import methods_for
     from rkr.networks.interfaces import is_aligned_vae
 
     network = make()
     zero_shot = is_aligned_vae(network)
-    methods = methods_for(zero_shot)
-    if name not in methods:
-        raise UsageError(f"--method: no method is called {name!r}{choose(name, methods)}")
-    method = methods[name]
+    known = methods("zero-shot" if zero_shot else "images")
+    if name not in known:
+        raise UsageError(f"--method: no method is called {name!r}{choose(name, known)}")
+    method = known[name]
     rectifies = set(Options().to_json()) <= set(method.options)
     if rank is not None and not rectifies:
         raise UsageError(f"--rank: {name} has no rank")
@@ -121,13 +121,12 @@ def count_named(
     shape: tuple[int, ...] | None = None,
 ) -> tuple[str, dict[str, Any]]:
     """The cost of a method's tasks on a network by name. `shape` is that of an image, or (number of features,)."""
-    from rkr.experiment.recipes.known import network_arguments
     from rkr.experiment.recipes.settings import NetworkSettings
 
     arguments: dict[str, Any] = {
         key: value for key, value in (("classes", classes), ("stem", stem)) if value is not None
     }
-    if shape is not None and len(shape) == 1 and "in_features" in network_arguments(network):
+    if shape is not None and len(shape) == 1 and network in networks and "in_features" in networks[network].options:
         arguments["in_features"] = shape[0]
     settings = NetworkSettings.checked({"name": network, **arguments})
     head = settings.head if isinstance(getattr(settings.build(), settings.head, None), nn.Linear) else None

@@ -25,31 +25,38 @@ def load_learner(run: str | os.PathLike[str]) -> Learner:
     `learner.infer(x)` answers about them without being told the task. Features for zero-shot tasks are scaled by the
     learner: `learner.predict(learner.scaled(x, number), number)`.
 
+    A run with a method or network of your own names it in its run.json, as "my_package.methods:Mine". It is imported
+    from where Python finds modules: folders named in a run are never searched. Load only runs that you trust to name
+    what is imported.
+
     Args:
         run: Its folder, such as "runs/digits/ewc/fixed".
     """
     from rkr.experiment.recipes.messages import in_words
-    from rkr.experiment.recipes.settings import NetworkSettings
+    from rkr.experiment.recipes.settings import MethodSettings, NetworkSettings
     from rkr.experiment.results import read_result
-    from rkr.methods import methods_for
     from rkr.methods.learner import SeenTask
 
     folder = Path(run)
     result = read_result(folder, epochs=False)
     stream = result.record["stream"]
     settings, tasks = result.settings, stream["tasks"][: result.done]
-    methods = methods_for(zero_shot=result.measure != "accuracy")
-    if settings.get("learner") not in methods or not methods[settings["learner"]].learner.loadable:
-        raise UsageError(
-            f"{folder}: only the package's methods that train a network can be loaded, not {result.method!r}"
+    with in_words(MethodSettings, str(folder / "run.json")):
+        chosen = MethodSettings.model_validate(
+            {
+                "learner": settings.get("learner"),
+                "setting": "images" if result.measure == "accuracy" else "zero-shot",
+            }
         )
+    if not chosen.method.learner.loadable:
+        raise UsageError(f"{folder}: only methods that train a network can be loaded, not {result.method!r}")
     if not tasks:
         raise UsageError(f"{folder} has learned no task yet: go on with the command that began it")
     with in_words(NetworkSettings, str(folder / "run.json")):
         network = NetworkSettings.model_validate(settings.get("network"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tasks are added before anything is trained: the values come after
-        learner = methods[settings["learner"]].build(network.build, network.head, **settings["options"])
+        learner = chosen.method.build(network.build, network.head, **settings["options"])
         learner.expects([len(task["class_names"]) for task in stream["tasks"]])
         start = 0
         for number, task in enumerate(tasks):

@@ -116,13 +116,16 @@ class Plan:
         import torch
 
         with torch.device("meta"):
-            return self.recipe.build_network()
+            return self.recipe.build_network().eval()
 
     def stream(self, order: Order) -> Stream:
         """Load the tasks in an order, the same for all methods and seeds."""
         stream = self.recipe.changed(limit=self.limit).stream(order, self.data)
+        if not self.recipe.zero_shot:
+            self.recipe.check_shape(stream.input_shape, self._network)
+            return stream
         takes: Any = getattr(self._network, "input_shape", ())
-        if self.recipe.zero_shot and takes != stream.input_shape:  # a recipe of images checks its network itself
+        if takes != stream.input_shape:
             wanted, there = ("x".join(map(str, shape)) for shape in (takes, stream.input_shape))
             settable = "in_features" in self.recipe.network.all_arguments
             advice = f"set network.in_features = {there}" if settable else "choose other features, or another network"

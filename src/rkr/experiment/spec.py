@@ -7,7 +7,8 @@ from typing import Any
 
 from rkr.data import Augment
 from rkr.experiment.recipes.settings import Order, TrainingSettings
-from rkr.methods import MakeNetwork, Method
+from rkr.methods import MakeNetwork
+from rkr.registry import Method
 
 
 @dataclass(frozen=True, eq=False)

@@ -79,7 +79,7 @@ def tuning(recipe: Recipe, method: str, tasks: int, out: Path, grid: Grid | None
         label = "-".join([method, *(f"{option}-{_short(value)}" for option, value in point.items())])
         points[label] = point
         methods[label] = MethodSettings.checked(
-            {"learner": chosen.learner, "options": {**chosen.options, **point}, "zero_shot": recipe.zero_shot}
+            {"learner": chosen.learner, "options": {**chosen.options, **point}, "setting": recipe.setting}
         )
     stream = held_out.stream.with_changes(first=tasks)
     title = f"{method} on validation samples: {recipe.title}"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Generic, TypeVar
 
 from rkr.errors import RkrError
+from rkr.registry import search_path
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -47,7 +48,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads), MARK: "1"},
+            env={**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": search_path(), MARK: "1"},
             start_new_session=True,
         )
         self._said: list[str] = []

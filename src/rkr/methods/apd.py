@@ -22,6 +22,7 @@ from rkr.methods.learner import MakeNetwork, ReadSamples, SeenTask
 from rkr.methods.learner_file import read_learner, write_learner
 from rkr.methods.shared.anchor import gradient
 from rkr.methods.shared.changed import Changed
+from rkr.registry import register
 
 INITS = ("zero", "sigma")
 
@@ -65,6 +66,9 @@ class Decomposition(LayerUpdate):
         return self.local._buffers.get(name_at(site, int(group[number])))
 
 
+@register.method(
+    "apd", "APD: weights shared under masks, plus a sparse part of each task", citation="Yoon et al., ICLR 2020"
+)
 class Apd(Changed):
     """Shared weights that go on learning, and for each task a mask, a sparse summand τ, biases, normalisation, a head.
 

@@ -18,6 +18,7 @@ from rkr.errors import UsageError
 from rkr.methods.learner import MakeNetwork
 from rkr.methods.shared.changed import Changed
 from rkr.methods.shared.graph import norm_after
+from rkr.registry import register
 
 
 class Calibration(LayerUpdate):
@@ -76,6 +77,9 @@ def calibrated(maps: Tensor, spatial: Tensor, channel: Tensor) -> Tensor:
     return maps * gate
 
 
+@register.method(
+    "ccll", "CCLL: every layer's output is calibrated for each task", citation="Singh et al., NeurIPS 2020"
+)
 class Ccll(Changed):
     """A frozen base, and for each task a calibration of every layer's output, batch normalisation and a head.
 

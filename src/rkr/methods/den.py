@@ -17,6 +17,7 @@ from rkr.methods.learner import MakeNetwork, Outcome, Phase, ReadSamples, SeenTa
 from rkr.methods.shared.anchor import departure
 from rkr.methods.shared.growing import Growing, over
 from rkr.methods.shared.proximal import finest, group_norm, group_threshold, soft_threshold
+from rkr.registry import register
 
 STAGES = ("train", "select", "retrain", "grow", "expand", "divide", "split")
 """The phases, in order: "train" is the first task's; "grow" and "divide" change the network, and train nothing."""
@@ -24,6 +25,11 @@ STAGES = ("train", "select", "retrain", "grow", "expand", "divide", "split")
 UNDECIDED = -1
 
 
+@register.method(
+    "den",
+    "DEN: retrains what a task needs, adds units, copies those that drift; to 180 % on LeNet",
+    citation="Yoon et al., ICLR 2018",
+)
 class Den(Growing):
     """Selective retraining, dynamic expansion and split, with time-stamped inference (Algorithm 1).
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rkr.core import Options
 
 if TYPE_CHECKING:
-    from rkr.methods import Method
+    from rkr.registry import Method
 
 SECTION = re.compile(r"^(?:Args|Attributes):\n", re.MULTILINE)
 ENTRY = re.compile(r"^ {4}(\w+): ", re.MULTILINE)

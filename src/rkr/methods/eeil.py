@@ -14,8 +14,12 @@ from rkr.methods.learner import MakeNetwork, Outcome, Phase, ReadSamples, SeenTa
 from rkr.methods.shared.distillation import distilled
 from rkr.methods.shared.memory import fill_rows
 from rkr.methods.shared.rehearsing import Rehearsing
+from rkr.registry import register
 
 
+@register.method(
+    "eeil", "EEIL: exemplars, distillation, a balanced phase; keeps as iCaRL", citation="Castro et al., ECCV 2018"
+)
 class Eeil(Rehearsing):
     """Cross-entropy over all classes, distillation of every old head, then a balanced phase at a tenth of the rate.
 

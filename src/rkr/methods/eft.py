@@ -10,6 +10,7 @@ from rkr.core import Adapter, LayerUpdate, Options, TaskState
 from rkr.errors import UsageError
 from rkr.methods.learner import MakeNetwork
 from rkr.methods.shared.changed import Changed
+from rkr.registry import register
 
 
 class Transformation(LayerUpdate):
@@ -71,6 +72,7 @@ def group_size(channels: int, wanted: int) -> int:
     return next(size for size in range(min(wanted, channels), 0, -1) if channels % size == 0)
 
 
+@register.method("eft", "EFT: grouped convolutions on every layer's output", citation="Verma et al., CVPR 2021")
 class Eft(Changed):
     """A frozen base, and for each task a transformation of every layer's output, batch normalisation and a head.
 

@@ -8,10 +8,16 @@ from rkr.errors import UsageError
 from rkr.methods.learner import MakeNetwork, ReadSamples
 from rkr.methods.shared.anchored import Anchored
 from rkr.methods.shared.fisher import ESTIMATORS, fisher
+from rkr.registry import register
 
 MODES = ("all", "online")
 
 
+@register.method(
+    "ewc",
+    "EWC: Fisher-weighted penalty; keeps weights and Fisher, about 300 %",
+    citation="Kirkpatrick et al., PNAS 2017",
+)
 class Ewc(Anchored):
     """Hold each weight as much as the answers of earlier tasks depend on it: their Fisher information F (equation 3).
 

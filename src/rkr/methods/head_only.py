@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from rkr.methods.learner import MakeNetwork, ReadSamples, SeenTask
 from rkr.methods.shared.one_network import OneNetwork
+from rkr.registry import register
 
 
+@register.method("head-only", "the network of the first task, frozen, with a new head for each task")
 class HeadOnly(OneNetwork):
     """Train the network with the first task, then only heads."""
 

@@ -32,6 +32,7 @@ from rkr.core import (
 )
 from rkr.errors import UsageError
 from rkr.methods.learner import Learner, MakeNetwork, Outcome, SeenTask, nbytes, plain_size
+from rkr.registry import register
 
 INITS = ("fan_in", "xavier")
 
@@ -113,6 +114,9 @@ class Hypernetwork(nn.Module):
         self.tasks.append(nn.Parameter(torch.randn(self._width).to(self.weight)))
 
 
+@register.method(
+    "hnet", "HNET: a hypernetwork generates the weights of every task", citation="von Oswald et al., ICLR 2020"
+)
 class Hnet(Learner):
     """A linear hypernetwork h generates all weights of a plain network, chunk by chunk, from embeddings (section 2).
 

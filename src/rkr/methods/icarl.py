@@ -8,8 +8,14 @@ from torch import Tensor
 
 from rkr.methods.learner import MakeNetwork, Outcome, ReadSamples, SeenTask
 from rkr.methods.shared.rehearsing import Rehearsing, task_and_class
+from rkr.registry import register
 
 
+@register.method(
+    "icarl",
+    "iCaRL: exemplars, nearest mean; keeps 2,000 images and the old network, 250 % on LeNet",
+    citation="Rebuffi et al., CVPR 2017",
+)
 class Icarl(Rehearsing):
     """Sigmoid outputs that keep old answers and learn new ones; the class with the nearest mean of exemplars wins.
 

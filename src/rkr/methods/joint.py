@@ -11,8 +11,10 @@ from torch import Tensor
 
 from rkr.methods.learner import Outcome, decay_groups
 from rkr.methods.shared.one_network import ONE_PASS, OneNetwork
+from rkr.registry import register
 
 
+@register.method("joint", "one network, trained on the images of all tasks so far")
 class Joint(OneNetwork):
     """With every new task, train one network further on the images of all tasks so far, each with its own head.
 

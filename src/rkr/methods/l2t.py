@@ -6,8 +6,12 @@ from typing import ClassVar
 
 from rkr.methods.learner import MakeNetwork, ReadSamples, nbytes
 from rkr.methods.shared.anchored import Anchored
+from rkr.registry import register
 
 
+@register.method(
+    "l2t", "L2-Transfer: a penalty on leaving old weights; keeps these, about 200 %", citation="Yoon et al., ICLR 2020"
+)
 class L2Transfer(Anchored):
     """All weights matter the same, and are held where the previous task left them, so that drift adds up over tasks."""
 

@@ -99,6 +99,12 @@ class Learner(nn.Module):
         head: Name of the network's classification layer.
     """
 
+    setting: ClassVar[str] = "images"
+    """What it learns: one of `rkr.registry.SETTINGS`."""
+
+    passes_on: ClassVar[Any] = None
+    """The class whose fields are further options, where the constructor takes these as `**options`."""
+
     isolating: ClassVar[bool] = False
     """Whether earlier tasks' outputs stay bit-identical. Every run checks it."""
 

@@ -11,8 +11,12 @@ from torch import Tensor
 from rkr.errors import UsageError
 from rkr.methods.learner import MakeNetwork, Outcome, Phase, ReadSamples
 from rkr.methods.shared.distillation import Taught, distilled
+from rkr.registry import register
 
 
+@register.method(
+    "lwf", "LwF: distils old heads on new images; keeps the old network, about 200 %", citation="Li & Hoiem, ECCV 2016"
+)
 class Lwf(Taught):
     """On images of the new task, old heads go on answering as they did: cross-entropy + λ Σ_old distillation.
 

@@ -14,6 +14,7 @@ from rkr.methods.growth.growth import Growth
 from rkr.methods.growth.widths import Space
 from rkr.methods.learner import MakeNetwork, SeenTask
 from rkr.methods.shared.growing import Growing, over
+from rkr.registry import register
 
 LATERALS = ("linear", "adapter")
 
@@ -120,6 +121,7 @@ class Columns(Growth):
         return convolve(site.module, F.relu(F.conv2d(earlier, reduce, bias)), into, None)
 
 
+@register.method("pgn", "PGN: a thin column for each task beside all earlier ones", citation="Rusu et al., 2016")
 class ProgressiveNetwork(Growing):
     """Train a column, freeze it (batch normalisation with it), and put a new one beside it for the next task.
 

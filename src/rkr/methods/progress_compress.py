@@ -17,8 +17,12 @@ from rkr.methods.shared.distillation import imitated
 from rkr.methods.shared.fisher import fisher
 from rkr.methods.shared.lateral import Laterals
 from rkr.methods.shared.one_network import put_task_head
+from rkr.registry import register
 
 
+@register.method(
+    "pc", "P&C: an active column, distilled with online EWC; keeps about 300 %", citation="Schwarz et al., ICML 2018"
+)
 class ProgressCompress(Anchored):
     """Two columns: the knowledge base, which answers, and an active one that learns each task with its help.
 

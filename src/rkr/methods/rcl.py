@@ -18,6 +18,7 @@ from rkr.errors import UsageError
 from rkr.methods.growth.growth import Growth
 from rkr.methods.learner import MakeNetwork, SeenTask
 from rkr.methods.shared.growing import Growing
+from rkr.registry import register
 
 BETAS = (0.9, 0.999)  # of Adam
 EPS = 1e-8
@@ -107,6 +108,9 @@ class Controller(nn.Module):
                 p.sub_(lr * move.view_as(p))
 
 
+@register.method(
+    "rcl", "RCL: a policy searches how much wider a task makes each layer", citation="Xu & Zhu, NeurIPS 2018"
+)
 class ReinforcedLearning(Growing):
     """Grow for each task as a policy says, keep the best of its proposals, and train nothing but what is new.
 

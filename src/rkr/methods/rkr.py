@@ -7,8 +7,23 @@ from typing import Any
 from rkr.core import Options, load
 from rkr.methods.learner import MakeNetwork
 from rkr.methods.shared.changed import Changed
+from rkr.registry import register
 
 
+@register.method("rkr", "rectification of rank 2 and scaling factors for every layer")
+@register.method(
+    "rkr-lite",
+    "RKR-Lite: rectification of convolutions, scaling of fully connected layers",
+    preset={"rectify_weights": "conv", "scale_outputs": "linear"},
+)
+@register.method("rectify-only", "RKR without scaling factors", preset={"scale_outputs": False})
+@register.method("scale-only", "RKR without rectification", preset={"rectify_weights": False})
+@register.method("rkr-k1", "RKR of rank 1", preset={"rank": 1})
+@register.method("rkr-k4", "RKR of rank 4", preset={"rank": 4})
+@register.method("rkr-k8", "RKR of rank 8", preset={"rank": 8})
+@register.method(
+    "rkr-random", "RKR whose tasks start at random instead of the previous task", preset={"init": "random"}
+)
 class Rkr(Changed):
     """A frozen base, and for each task a low-rank rectification of the weights, scaling factors and a head.
 
@@ -20,6 +35,7 @@ class Rkr(Changed):
     """
 
     isolating = True
+    passes_on = Options
 
     def __init__(self, make: MakeNetwork, head: str, *, init: str = "previous", **options: Any) -> None:
         super().__init__(make, head, options=Options.from_json(options), init=init)

@@ -27,6 +27,7 @@ from rkr.errors import UsageError
 from rkr.methods.learner import MakeNetwork, Outcome, ReadSamples, SeenTask
 from rkr.methods.shared.graph import norm_after, traced
 from rkr.methods.shared.rehearsing import Rehearsing
+from rkr.registry import register
 
 EXEMPLARS = ("random", "herding")
 
@@ -102,6 +103,11 @@ def _fold(branches: Sequence[nn.Sequential]) -> nn.Module:
     return folded
 
 
+@register.method(
+    "rps-net",
+    "RPS-Net: random paths through parallel modules; else keeps as iCaRL",
+    citation="Rajasegaran et al., NeurIPS 2019",
+)
 class RpsNet(Rehearsing):
     """Random paths through parallel modules; exemplars, and a distillation whose weight grows with the tasks.
 

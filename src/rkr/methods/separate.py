@@ -18,8 +18,10 @@ from rkr.methods.learner import (
     plain_size,
 )
 from rkr.methods.shared.one_network import put_task_head
+from rkr.registry import register
 
 
+@register.method("separate", 'one network for each task (the paper\'s "Original")')
 class Separate(Learner):
     """Train a new network for every task."""
 

@@ -11,8 +11,14 @@ from torch.optim import Optimizer
 from rkr.errors import UsageError
 from rkr.methods.learner import MakeNetwork, ReadSamples, SeenTask, nbytes
 from rkr.methods.shared.anchored import Anchored, require_strength
+from rkr.registry import register
 
 
+@register.method(
+    "si",
+    "SI: penalty weighted by path integrals; keeps weights and these, about 300 %",
+    citation="Zenke et al., ICML 2017",
+)
 class SynapticIntelligence(Anchored):
     """A weight matters as much as its way has lowered the loss: the path integral ω of -gradient times step.
 

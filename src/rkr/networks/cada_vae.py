@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from rkr.errors import UsageError
 from rkr.networks._arguments import require_positive
 from rkr.networks.interfaces import Gaussian
+from rkr.registry import register
 
 
 class Encoder(nn.Module):
@@ -98,6 +99,11 @@ class Terms:
     alignment: Tensor
 
 
+@register.network(
+    "cada-vae",
+    "CADA-VAE for image features and class attributes, for zero-shot recipes",
+    citation="Schoenfeld et al., CVPR 2019",
+)
 class CadaVae(nn.Module):
     """The autoencoder of image features, and how it is trained together with one of attributes.
 

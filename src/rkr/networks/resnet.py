@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rkr.errors import UsageError
 from rkr.networks._arguments import require_positive
+from rkr.registry import register
 
 Stem = Literal["cifar", "imagenet"]
 Shortcut = Callable[[int, int, int], nn.Module]
@@ -110,11 +111,19 @@ class ResNet(nn.Module):
         return self.fc(x)  # (B, classes)
 
 
+@register.network(
+    "resnet18",
+    "ResNet-18, stem for 32x32 (cifar) or 224x224 (imagenet); 11.2 million parameters",
+    citation="He et al., CVPR 2016",
+)
 def resnet18(classes: int = 100, stem: Stem = "cifar") -> ResNet:
     """ResNet-18 with projection shortcuts: 11,220,132 parameters with 100 classes and the CIFAR stem."""
     return ResNet((2, 2, 2, 2), (64, 128, 256, 512), classes, stem)
 
 
+@register.network(
+    "resnet32", "the CIFAR ResNet-32, 32x32 images; 0.46 million parameters", citation="He et al., CVPR 2016"
+)
 def resnet32(classes: int = 10) -> ResNet:
     """The CIFAR ResNet-32 (n = 5) with parameter-free shortcuts: 464,154 parameters with 10 classes."""
     return ResNet((5, 5, 5), (16, 32, 64), classes, shortcut=ZeroPad)

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rkr.networks._arguments import require_positive
+from rkr.registry import register
 
 
 class SmallCNN(nn.Module):
@@ -28,6 +29,7 @@ class SmallCNN(nn.Module):
         return self.fc(F.relu(self.fc1(x.flatten(1))))  # (B, classes)
 
 
+@register.network("digits-net", "a small convolutional network for 8x8 digits")
 def small_cnn(classes: int = 10, in_channels: int = 1, size: int = 8) -> SmallCNN:
     """Build the demo's network."""
     return SmallCNN(classes, in_channels, size)

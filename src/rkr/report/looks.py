@@ -1,14 +1,18 @@
 """The colour and the marker of each method: the same in every figure and on the report page, whatever else is shown.
 
-Known methods have a fixed pair of a colour and a marker, no two the same. Any other name takes one of the pairs that
-are left, by a hash of the name, so it too looks the same everywhere. Lines of one colour are dashed in different ways,
-and so are those of one marker: no picture needs colours to be understood, and no line needs its marks to be followed.
+Methods of published figures keep their pair of a colour and a marker. All other registered methods, those of plug-ins
+included, get pairs of their own: no two are the same as long as there are any left. Other names, such as those that a
+recipe gives to a method, take one of what is left by a hash. Lines of one colour are dashed in different ways, and so
+are those of one marker: no picture needs colours to be understood, and no line needs its marks to be followed.
 """
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cache
+
+from rkr import registry
 
 # Okabe & Ito's palette, told apart by colour-blind readers; its yellow is too light for a line on white.
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK = COLOURS = (
@@ -47,7 +51,7 @@ class Look:
         return DASHES[(COLOURS.index(self.colour) + MARKERS.index(self.marker)) % len(DASHES)]
 
 
-KNOWN = {
+PUBLISHED = {
     # RKR and its variants
     "rkr": Look(BLUE, "o"),
     "rkr-lite": Look(SKY, "s"),
@@ -60,6 +64,7 @@ KNOWN = {
     "rkr-k32": Look(PURPLE, "^"),
     # Reference points
     "finetune": Look(VERMILION, "X"),
+    "finetune-bn": Look(SKY, "o"),
     "separate": Look(BLACK, "s"),
     "joint": Look(GREEN, "P"),
     "head-only": Look(PURPLE, "D"),
@@ -79,7 +84,9 @@ KNOWN = {
     "ccll": Look(PURPLE, "o"),
     "den": Look(ORANGE, "o"),
     "eeil": Look(VERMILION, "p"),
+    "eft": Look(BLUE, "s"),
     "ewc": Look(VERMILION, "^"),
+    "hnet": Look(SKY, "^"),
     "icarl": Look(GREEN, "*"),
     "l2t": Look(BLACK, "v"),
     "pc": Look(SKY, "*"),
@@ -87,12 +94,27 @@ KNOWN = {
     "rcl": Look(SKY, "D"),
     "rps-net": Look(BLACK, "*"),
 }
-_LEFT = [look for marker in MARKERS for colour in COLOURS if (look := Look(colour, marker)) not in KNOWN.values()]
+EVERY = [Look(colour, marker) for marker in MARKERS for colour in COLOURS]
 
 
 def look_of(method: str) -> Look:
     """The look of a method, from its name alone."""
-    if method in KNOWN:
-        return KNOWN[method]
-    digest = hashlib.sha256(method.encode("utf-8", "surrogatepass")).digest()
-    return _LEFT[int.from_bytes(digest[:4], "big") % len(_LEFT)]
+    known = _registered()
+    left = [look for look in EVERY if look not in known.values()] or EVERY
+    return known.get(method) or left[_digest(method) % len(left)]
+
+
+@cache
+def _registered() -> dict[str, Look]:
+    """The looks of all methods that have names in the registry, those of the package before those of plug-ins."""
+    found = dict(PUBLISHED)
+    for name in registry.names("method"):
+        start = _digest(name)
+        free = (look for i in range(len(EVERY)) if (look := EVERY[(start + i) % len(EVERY)]) not in found.values())
+        if name not in found and len(found) < len(EVERY):
+            found[name] = next(free)
+    return found
+
+
+def _digest(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()[:4], "big")

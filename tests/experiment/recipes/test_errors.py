@@ -8,7 +8,7 @@ import pytest
 from rkr.cli.listing import in_words
 from rkr.errors import UsageError
 from rkr.experiment.recipes import load_recipe
-from rkr.experiment.recipes.known import NETWORKS, Entry
+from rkr.registry import Network, networks
 
 Write = Callable[..., Path]
 ORDERS = 'orders = [0, "A", "fixed"]'
@@ -18,7 +18,7 @@ TRAINING_KEYS = (
     "epochs, batch, optimizer, lr, momentum, weight_decay, milestones, gamma, betas, eps, amsgrad, sampling, "
     "augment, seed, memory_format"
 )
-SOURCES = "cifar10, cifar100, mnist, imagenet, folder, digits"
+SOURCES = "cifar10, cifar100, digits, folder, imagenet, mnist"
 
 
 def message(path: Path) -> str:
@@ -184,7 +184,7 @@ def message(path: Path) -> str:
             'name = "lenet"',
             'name = "lenett"',
             "network.name: no network is called 'lenett'; did you mean 'lenet'? "
-            "Choose one of lenet, resnet18, resnet32, digits-net, cada-vae",
+            "Choose one of cada-vae, digits-net, lenet, resnet18, resnet32",
         ),
         (
             'name = "lenet"',
@@ -255,8 +255,7 @@ def test_a_network_that_must_be_told_its_size(write: Write, monkeypatch: pytest.
     def mine(classes: int, width: int = 3) -> object:
         raise AssertionError("is not built")
 
-    monkeypatch.setattr("rkr.networks.mine", mine, raising=False)
-    monkeypatch.setitem(NETWORKS, "mine", Entry("mine", "of a user's own"))
+    monkeypatch.setitem(networks._others, "mine", Network(mine, "of a user's own", "mine"))
     with pytest.raises(UsageError, match=r"network\.classes: mine needs it, and has no value of its own for it"):
         load_recipe(str(write(('name = "lenet"\nclasses = 100', 'name = "mine"'))))
     assert in_words("mine").endswith("  classes = null\n  width = 3")

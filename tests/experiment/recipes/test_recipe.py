@@ -291,7 +291,7 @@ def test_methods_beyond_the_recipe(write: Write) -> None:
     recipe = load_recipe(write())
     assert recipe.resolved("rkr-lite", 0)["options"]["rectify_weights"] == "conv"
     assert recipe.resolved("rkr", 0)["options"]["rank"] == 2
-    with pytest.raises(UsageError, match=r"^no method 'mnie'; did you mean 'mine'\? Choose one of rkr, mine, rkr-lite"):
+    with pytest.raises(UsageError, match=r"^no method 'mnie'; did you mean 'mine'\? Choose one of rkr, mine, apd"):
         recipe.resolved("mnie", 0)
     with pytest.raises(UsageError, match=r"^no order 'F'"):
         recipe.resolved("rkr", "F")

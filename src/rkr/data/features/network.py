@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import operator
 import os
-import sys
 
 import torch
 from torch import Tensor, nn
 
 from rkr.core.files import digest
 from rkr.errors import UsageError
+from rkr.registry import importable, imported
 
 Three = tuple[float, float, float]
 
@@ -90,15 +89,11 @@ class Extractor:
 
 def _users(model: str) -> nn.Module:
     """Call `package.module:function`. Modules in the current directory are found, as with `python -m`."""
-    module_name, colon, function_name = model.partition(":")
-    if not (module_name and colon and function_name):
-        raise UsageError(f"--model: give package.module:function, not {model!r}")
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.insert(0, os.getcwd())
+    importable(os.curdir)
     try:
-        function = operator.attrgetter(function_name)(importlib.import_module(module_name))
-    except Exception as error:  # importing runs user code
-        raise UsageError(f"--model {model}: cannot be imported ({_said(error)})") from error
+        function = imported(model)
+    except UsageError as error:
+        raise UsageError(f"--model: {error}") from error
     if not callable(function):
         raise UsageError(f"--model {model}: is not a function, but {type(function).__name__}")
     try:

@@ -11,6 +11,7 @@ from typing import Any
 from rkr.errors import UsageError
 from rkr.experiment.recipes.messages import choose, in_words
 from rkr.experiment.recipes.recipe import Recipe
+from rkr.registry import importable
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -39,6 +40,7 @@ def load_recipe(name_or_path: str | os.PathLike[str]) -> Recipe:
     elif given.endswith(".toml") or os.path.basename(given) != given:
         path = Path(given).expanduser()
         where = given
+        importable(path.absolute().parent)  # for methods, networks and sources by dotted name
     else:
         raise UsageError(f"no recipe {given!r}{choose(given, recipe_names())}; or give the path of a .toml file")
     values = parsed(path, where)

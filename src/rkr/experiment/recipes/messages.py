@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from rkr.errors import UsageError
@@ -153,3 +154,14 @@ def shown(value: object) -> str:
     """A value as it would stand in a TOML file, not too long."""
     text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def check_values(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any], prefix: str = "") -> None:
+    """In a validator: refuse values of another type than a function's parameters have; their names are right."""
+    fields: dict[str, Any] = {name: (parameters[name].annotation, ...) for name in given}
+    model = create_model("Values", __config__=ConfigDict(strict=True, allow_inf_nan=False), **fields)
+    try:
+        model.model_validate(dict(given))
+    except ValidationError as error:
+        key, text = explained_choice(error.errors(), model)
+        raise problem(prefix + key, text) from None

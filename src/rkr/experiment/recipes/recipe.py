@@ -18,8 +18,7 @@ from pydantic import (
 )
 
 from rkr.errors import UsageError
-from rkr.experiment.recipes.known import check_values, image_shape
-from rkr.experiment.recipes.messages import choose, problem
+from rkr.experiment.recipes.messages import check_values, choose, problem
 from rkr.experiment.recipes.settings import (
     List,
     MethodSettings,
@@ -32,6 +31,7 @@ from rkr.experiment.recipes.settings import (
     ZeroShotSettings,
     method_table,
 )
+from rkr.registry import methods
 
 if TYPE_CHECKING:
     from torch import nn
@@ -71,10 +71,15 @@ class Recipe(Settings):
     def _tables(cls, tables: Any, check: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
         if "stream" not in info.data:  # it is wrong, and decides which methods there are
             return tables
-        zero_shot = isinstance(info.data["stream"], ZeroShotSettings)
         if isinstance(tables, dict):
-            tables = {name: method_table(name, table, zero_shot) for name, table in tables.items()}
+            setting = info.data["stream"].setting
+            tables = {name: method_table(name, table, setting) for name, table in tables.items()}
         return check(tables)
+
+    @property
+    def setting(self) -> str:
+        """One of `rkr.registry.SETTINGS`."""
+        return self.stream.setting
 
     @property
     def zero_shot(self) -> bool:
@@ -144,34 +149,49 @@ class Recipe(Settings):
         import torch
         from torch import nn
 
-        in_files = stream.source in ("imagenet", "folder") and not stream.options.get("resident")
-        if in_files and self.training.augment.rotate:
+        if stream.entry.in_files and not stream.options.get("resident") and self.training.augment.rotate:
             raise problem("training.augment.rotate", f"{stream.source} is read from files, which are not rotated")
-        with torch.device("meta"), torch.no_grad():
+        shape = stream.entry.shape_with(stream.options)
+        with torch.device("meta"):
             try:
-                network = self.network.build().eval()
+                network = self.network.build()
             except UsageError as error:
                 raise problem("network", str(error)) from None
             layers = [path for path, layer in network.named_modules() if isinstance(layer, nn.Linear)]
             head = self.network.head
             if head not in layers:
                 raise problem("network.head", f"{self.network.name} has no linear layer {head!r}{choose(head, layers)}")
-            shape = image_shape(stream.source, stream.options)
             try:
-                network(torch.zeros(1, *shape))
-            except Exception:
-                takes = "x".join(map(str, getattr(network, "input_shape", ("other",))))
-                text = f"{self.network.name} is for images of {takes}, but those of {stream.source} are "
-                raise problem("network", text + "x".join(map(str, shape))) from None
+                if shape is not None:  # otherwise known when the data are read
+                    self.check_shape(shape, network)
+            except UsageError as error:
+                raise problem("network", str(error)) from None
+
+    def check_shape(self, shape: tuple[int, ...], network: nn.Module) -> None:
+        """Raise UsageError if the network, which is on the meta device, cannot take images of a shape."""
+        import torch
+
+        try:
+            with torch.device("meta"), torch.no_grad():
+                network.eval()(torch.zeros(1, *shape))
+        except Exception:
+            takes = "x".join(map(str, getattr(network, "input_shape", ("other",))))
+            there = "x".join(map(str, shape))
+            source = getattr(self.stream, "source", "the data")
+            raise UsageError(
+                f"{self.network.name} is for images of {takes}, but those of {source} are {there}"
+            ) from None
 
     def method(self, name: str) -> MethodSettings:
-        """A method of the recipe, or else one that is registered in `rkr.methods`."""
-        from rkr.methods import methods_for
-
-        registered = methods_for(self.zero_shot)
-        if name not in self.methods and name not in registered:
+        """A method of the recipe, or else one that is registered."""
+        if name in self.methods:
+            return self.methods[name]
+        registered = methods(self.setting)
+        if ":" in name:
+            raise UsageError(f"{name!r}: in the recipe, add a section [methods.NAME] with learner = {name!r}")
+        if name not in registered:
             raise UsageError(f"no method {name!r}{choose(name, dict.fromkeys((*self.methods, *registered)))}")
-        return self.methods.get(name) or MethodSettings(learner=name, zero_shot=self.zero_shot)
+        return MethodSettings(learner=name, setting=self.setting)
 
     def options(self, name: str) -> dict[str, Any]:
         """The options of a method that are set here, for it or for all, or follow from how images are augmented."""

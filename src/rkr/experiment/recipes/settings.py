@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
-import re
 from math import floor
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rkr.errors import UsageError
-from rkr.experiment.recipes.known import (
-    CLASSES,
-    NETWORKS,
-    check_values,
-    network_arguments,
-    network_builder,
-    source_options,
-)
-from rkr.experiment.recipes.messages import choose, in_words, problem, shown
+from rkr.experiment.recipes.messages import check_values, choose, in_words, problem, shown
+from rkr.registry import NAME, SETTINGS, Dataset, E, Method, Names, Network, datasets, methods, networks
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,7 +18,6 @@ if TYPE_CHECKING:
 
     from rkr.data import Stream
     from rkr.data.download import Data
-    from rkr.methods import Method
 
 Order = int | str
 """A seed for a random order, "A" to "E" for the published orders of CIFAR-100, or "fixed" for the source's own."""
@@ -55,8 +45,20 @@ class Settings(BaseModel):
         return type(self).checked({**dict(self), **changes})
 
 
+def found(table: Names[E], name: str, key: str) -> E:
+    """In a validator: the entry of a name."""
+    try:
+        return table[name]
+    except KeyError:
+        raise problem(key, f"no {table.what} is called {name!r}{choose(name, table)}") from None
+    except UsageError as error:  # a dotted name that cannot be imported
+        raise problem(key, str(error)) from None
+
+
 class StreamSettings(Settings):
     """How the tasks come about; call it for the stream itself."""
+
+    setting: ClassVar[str] = "images"
 
     kind: Literal["split", "split-cifar", "mnist-then", "zero-shot"] = "split"  # the last is `ZeroShotSettings`
     source: str
@@ -67,6 +69,11 @@ class StreamSettings(Settings):
     limit: Positive | None = None  # training images of a class
     seed: Whole = 0  # which images these two keep
     options: dict[str, Any] = {}  # for the source, such as the size of images
+
+    @property
+    def entry(self) -> Dataset:
+        """What is known of the source."""
+        return datasets[self.source]
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -81,13 +88,10 @@ class StreamSettings(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> StreamSettings:
-        from rkr.data import SOURCES
-
-        if self.source not in SOURCES:
-            raise problem("source", f"no data set is called {self.source!r}{choose(self.source, SOURCES)}")
+        entry = found(datasets, self.source, "source")
         if self.kind in JOINED and self.source not in JOINED[self.kind]:
             raise problem("source", f"must be {' or '.join(JOINED[self.kind])} with kind {self.kind!r}")
-        known = source_options(self.source)
+        known = entry.parameters
         for name in self.options:
             if name not in known:
                 options = choose(name, known) if known else "; it has none"
@@ -100,8 +104,8 @@ class StreamSettings(Settings):
         return self
 
     def _check_tasks(self) -> None:
-        classes = CLASSES.get(self.source)
-        if classes is None:  # a folder: known when it is read
+        classes = self.entry.classes
+        if classes is None:  # known when it is read
             return
         first = self.tasks - self.of_source
         if self.kind == "split-cifar":
@@ -145,8 +149,7 @@ class StreamSettings(Settings):
         from rkr.data import load_source, mnist_then, split, split_cifar
 
         self.check_order(order)
-        options = dict(self.options)
-        source = load_source(self.source, options.pop("path", None) or data, **options)
+        source = load_source(self.source, data, **self.options)
         cut: dict[str, Any] = {"validation": self.validation, "limit": self.limit, "seed": self.seed}
         if self.kind == "split-cifar":
             return split_cifar(load_source("cifar10", data), source, order, groups=self.of_source, **cut)
@@ -163,6 +166,8 @@ def _check_first(first: int | None, tasks: int) -> None:
 
 class ZeroShotSettings(Settings):
     """Zero-shot data sets in the layout of xlsa17, each a task; call it for the stream itself."""
+
+    setting: ClassVar[str] = "zero-shot"
 
     kind: Literal["zero-shot"]
     datasets: Annotated[tuple[str, ...], List, Field(min_length=1)]  # folders
@@ -230,25 +235,27 @@ class ZeroShotSettings(Settings):
 
 
 class NetworkSettings(Settings):
-    """A network of `rkr.networks`; other keys than `name` and `head` are arguments of the function that builds it."""
+    """A network; other keys than `name` and `head` are arguments of the function that builds it."""
 
-    name: str
+    name: str  # a registered one, or the dotted name of a function or class
     head: str = "fc"  # the classification layer, which every task has for itself; networks without one ignore it
     arguments: dict[str, Any] = {}
 
     @model_validator(mode="before")
     @classmethod
     def _gather(cls, values: Any) -> Any:
-        if not isinstance(values, dict) or "arguments" in values:
+        if not isinstance(values, dict):
             return values
-        own = {key: value for key, value in values.items() if key in ("name", "head")}
-        return {**own, "arguments": {key: value for key, value in values.items() if key not in own}}
+        own = {key: value for key, value in values.items() if key in ("name", "head", "arguments")}
+        if "arguments" not in values:
+            own["arguments"] = {key: value for key, value in values.items() if key not in own}
+        if "head" not in values and isinstance(values.get("name"), str):
+            own["head"] = found(networks, values["name"], "name").head
+        return own
 
     @model_validator(mode="after")
     def _check(self) -> NetworkSettings:
-        if self.name not in NETWORKS:
-            raise problem("name", f"no network is called {self.name!r}{choose(self.name, NETWORKS)}")
-        known = inspect.signature(network_builder(self.name), eval_str=True).parameters
+        known = found(networks, self.name, "name").parameters
         for name in self.arguments:
             if name not in known:
                 raise problem(name, f"no such key for {self.name}{choose(name, ('name', 'head', *known))}")
@@ -258,14 +265,19 @@ class NetworkSettings(Settings):
         check_values(known, self.arguments)
         return self
 
+    @property
+    def entry(self) -> Network:
+        """What is known of the network."""
+        return networks[self.name]
+
     def build(self) -> nn.Module:
         """The network, with random weights."""
-        return network_builder(self.name)(**self.arguments)
+        return self.entry.build(**self.arguments)
 
     @property
     def all_arguments(self) -> dict[str, Any]:
         """Those that are given, and the others' values."""
-        return {**network_arguments(self.name), **self.arguments}
+        return {**self.entry.options, **self.arguments}
 
 
 class AugmentSettings(Settings):
@@ -321,32 +333,27 @@ class TrainingSettings(Settings):
 
 
 class MethodSettings(Settings):
-    """A method that a recipe offers: a name of `rkr.methods.METHODS`, and options other than its own.
+    """A method that a recipe offers: a registered one, or the dotted name of a class, and options other than its own.
 
-    With `zero_shot` it is one of `ZERO_SHOT_METHODS`; the recipe's stream decides, and files do not say it.
+    The recipe's stream decides on the setting, and files do not say it.
     """
 
     learner: str
     options: dict[str, Any] = {}
-    zero_shot: bool = False
+    setting: str = SETTINGS[0]
 
     @property
     def method(self) -> Method:
         """The method itself, without the options."""
-        from rkr.methods import methods_for
-
-        return methods_for(self.zero_shot)[self.learner]
+        return methods(self.setting)[self.learner]
 
     @model_validator(mode="after")
     def _check(self) -> MethodSettings:
         from rkr.core.options import Options
-        from rkr.methods import methods_for
 
-        known_methods = methods_for(self.zero_shot)
-        if self.learner not in known_methods:
-            raise problem("learner", f"no method is called {self.learner!r}{choose(self.learner, known_methods)}")
-        for_all = self.method.learner.recipe_options
-        known = {name: value for name, value in self.method.options.items() if name not in for_all}
+        method = found(methods(self.setting), self.learner, "learner")
+        for_all = method.learner.recipe_options
+        known = {name: value for name, value in method.options.items() if name not in for_all}
         for name in self.options:
             if name in for_all:
                 raise problem(name, f"the same for all methods, in a section [{name}] of its own")
@@ -359,25 +366,21 @@ class MethodSettings(Settings):
                 Options.from_json({name: self.options[name]})
             except UsageError as error:
                 raise problem(name, str(error).removeprefix(f"{name} ")) from None
-        found = inspect.signature(self.method.learner, eval_str=True).parameters
-        plain = {name: p for name, p in found.items() if p.annotation in (int, float, bool, str)}
+        plain = {name: p for name, p in method.parameters.items() if p.annotation in (int, float, bool, str)}
         check_values(plain, {name: value for name, value in self.options.items() if name in plain})
         return self
 
 
-METHOD_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]*")  # it names a folder, and is listed between commas
-
-
-def method_table(name: str, table: Any, zero_shot: bool = False) -> Any:
+def method_table(name: str, table: Any, setting: str = SETTINGS[0]) -> Any:
     """[methods.rkr-k4] as it is written: the learner is called like the section, other keys are options."""
-    if not METHOD_NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise problem(name, "a method's name has letters, digits, '-', '_' and '.' only, and begins with a letter")
     if not isinstance(table, dict):
         return table
     if "learner" in table and isinstance(table.get("options"), dict):
-        return {**table, "zero_shot": zero_shot}
+        return {**table, "setting": setting}
     options = {key: value for key, value in table.items() if key != "learner"}
-    return {"learner": table.get("learner", name), "options": options, "zero_shot": zero_shot}
+    return {"learner": table.get("learner", name), "options": options, "setting": setting}
 
 
 Metric = Literal[

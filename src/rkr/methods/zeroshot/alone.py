@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from rkr.methods.learner import MakeNetwork, ReadSamples, SeenTask
 from rkr.methods.zeroshot.learner import ZeroShot
 from rkr.networks.interfaces import Gaussian
+from rkr.registry import register
 
 
+@register.method("base", "a new network for every task, and only the last one is kept")
 class Base(ZeroShot):
     """A new network for every task, in the place of the last one: old tasks are tested with an encoder not theirs."""
 
@@ -20,6 +22,7 @@ class Base(ZeroShot):
         super().begin(task)
 
 
+@register.method("original", "one network for each task, all of which are kept")
 class Original(Base):
     """A new network for every task, and all encoders are kept: the upper bound, at T times the memory."""
 

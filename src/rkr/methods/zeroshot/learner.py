@@ -19,10 +19,12 @@ from rkr.measures import harmonic_mean, unseen_and_seen
 from rkr.methods.learner import Learner, MakeNetwork, Outcome, ReadSamples, SeenTask, nbytes, plain_size
 from rkr.methods.zeroshot.classifier import ClassifierOptions, train_classifier
 from rkr.networks.interfaces import AlignedVae, AttributeVae, Gaussian, is_aligned_vae
+from rkr.registry import register
 
 SCALING = ("low_", "width_")  # buffers of each task, by its number: what is taken from features, and divides them
 
 
+@register.method("sft", "sequential fine-tuning of the network, nothing against forgetting")
 class ZeroShot(Learner):
     """Sequential fine-tuning: every task goes on with the encoder of the one before, and nothing guards the old ones.
 
@@ -34,6 +36,7 @@ class ZeroShot(Learner):
         classifier: Fields of `ClassifierOptions`.
     """
 
+    setting = "zero-shot"
     recipe_options = ("classifier",)
     agnostic = "never"  # features of each task are scaled in a way of its own
 

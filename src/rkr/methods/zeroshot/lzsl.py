@@ -15,10 +15,14 @@ from rkr.methods.learner import MakeNetwork, Phase, ReadSamples
 from rkr.methods.shared.anchor import gradient
 from rkr.methods.zeroshot.penalty import Guarded
 from rkr.networks.interfaces import Gaussian
+from rkr.registry import register
 
 USED = 1e-4  # an input unit is in use if one of its weights is larger; the code does not take absolute values
 
 
+@register.method(
+    "lzsl", "LZSL: selective retraining and distillation of the image encoder", citation="Wei et al., IJCAI 2020"
+)
 class Lzsl(Guarded):
     """Two passes over every task but the first, in both of which the encoder imitates the previous task's.
 

@@ -13,6 +13,7 @@ from rkr.errors import UsageError
 from rkr.methods.learner import MakeNetwork, Outcome, SeenTask
 from rkr.methods.shared.anchor import departure, gradient
 from rkr.methods.zeroshot.learner import ZeroShot
+from rkr.registry import register
 
 
 class Guarded(ZeroShot):
@@ -34,6 +35,8 @@ class Guarded(ZeroShot):
         return 1 if self.previous is None else 2
 
 
+@register.method("l1", "fine-tuning with an L1 penalty on changes of the image encoder", preset={"norm": 1})
+@register.method("l2", "fine-tuning with an L2 penalty on changes of the image encoder", preset={"norm": 2})
 class Penalty(Guarded):
     """Adds `strength` times the L1 norm, or the squared L2 norm, of the encoder's change.
 

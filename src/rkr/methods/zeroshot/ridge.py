@@ -13,10 +13,12 @@ from rkr.capacity import Capacity
 from rkr.errors import UsageError
 from rkr.measures import harmonic_mean, unseen_and_seen
 from rkr.methods.learner import Learner, MakeNetwork, Phase, ReadSamples, SeenTask, nbytes, plain_size
+from rkr.registry import register
 
 STRENGTHS = tuple(10.0**k for k in range(-2, 5))
 
 
+@register.method("ridge", "ridge regression from features to attributes, without a network")
 class Ridge(Learner):
     """A linear map of each task from features to attributes; the class of the nearest attributes, by angle, wins.
 

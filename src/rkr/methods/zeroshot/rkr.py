@@ -13,8 +13,18 @@ from rkr.errors import UsageError
 from rkr.methods.learner import MakeNetwork, SeenTask, nbytes
 from rkr.methods.zeroshot.learner import ZeroShot
 from rkr.networks.interfaces import Gaussian
+from rkr.registry import register
 
 
+@register.method("rkr", "rectification of rank 16 and scaling factors of the image encoder", preset={"rank": 16})
+@register.method("rectify-only", "RKR without scaling factors", preset={"rank": 16, "scale_outputs": False})
+@register.method("scale-only", "RKR without rectification", preset={"rank": 16, "rectify_weights": False})
+@register.method("rkr-k1", "RKR of rank 1", preset={"rank": 1})
+@register.method("rkr-k4", "RKR of rank 4", preset={"rank": 4})
+@register.method("rkr-k32", "RKR of rank 32", preset={"rank": 32})
+@register.method(
+    "rkr-random", "RKR whose tasks start at random instead of the previous task", preset={"rank": 16, "init": "random"}
+)
 class ZeroShotRkr(ZeroShot):
     """The first task trains everything. Later ones train factors of the encoder, and what they do not share.
 
@@ -31,6 +41,7 @@ class ZeroShotRkr(ZeroShot):
     """
 
     isolating = True
+    passes_on = Options
 
     def __init__(
         self,

@@ -1,0 +1,507 @@
+"""Methods, networks and datasets by name: those of the package and those of plug-ins.
+
+Inside the package each is one file with a decorator:
+
+    @register.method("ewc", "Fisher-weighted penalty", citation="Kirkpatrick et al., PNAS 2017")
+    class Ewc(Learner): ...
+
+The files of a room are searched for such lines and are only imported when an entry is used, so names and descriptions
+are known without torch. Arguments of these decorators must therefore be literals.
+
+Outside the package there are three ways:
+
+- a dotted name, "my_package.methods:Mine", wherever a name is accepted,
+- an entry point in the group rkr.methods, rkr.networks or rkr.datasets,
+- the decorators `rkr.register.method`, `.network` and `.dataset`, in any module that one of the others imports.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import math
+import operator
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from numbers import Integral, Real
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from rkr.errors import PluginWarning, UsageError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+__all__ = ["SETTINGS", "Dataset", "Entry", "Method", "Names", "Network", "datasets", "methods", "networks", "register"]
+
+SETTINGS = ("images", "zero-shot")
+"""Task-incremental classification of images, and generalised zero-shot learning."""
+
+PACKAGE = Path(__file__).parent
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]*")  # it names folders, and is listed between commas
+
+DECLARED = re.compile(r"^(@register\.[\s\S]*?)^(?:class|def) (\w+)", re.MULTILINE)
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Entries
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """What is known of a method, network or dataset.
+
+    Attributes:
+        target: The class or function, or its place: "rkr.methods.ewc:Ewc".
+        description: One line.
+        name: How it is called in recipes and commands.
+        citation: Where it was published.
+        origin: What brings it: a distribution and its version, or a dotted name; "" for this package.
+    """
+
+    target: Any
+    description: str = ""
+    name: str = ""
+    citation: str = ""
+    origin: str = ""
+
+    kind: ClassVar[str]
+    not_options: ClassVar[tuple[str, ...]] = ()
+    """Parameters of the target that no recipe sets."""
+
+    @cached_property
+    def object(self) -> Any:
+        """The class or function. Imports its module."""
+        return imported(self.target) if isinstance(self.target, str) else self.target
+
+    @property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        """The parameters of the target that a recipe may set."""
+        found = inspect.signature(self.object, eval_str=True).parameters
+        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        return {name: p for name, p in found.items() if p.kind in named and name not in self.not_options}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Every option and its default; None for those that must be given."""
+        return {name: None if p.default is p.empty else p.default for name, p in self.parameters.items()}
+
+    @property
+    def summary(self) -> str:
+        """The description, with what it rests on and where it comes from."""
+        cited = f" ({self.citation})" if self.citation else ""
+        return f"{self.description}{cited}" + (f" [from {self.origin}]" if self.origin else "")
+
+    @classmethod
+    def check(cls, made: Any, name: str) -> None:
+        """Raise UsageError if a target cannot be one of this kind."""
+        if not callable(made):
+            raise UsageError(f"{name} must be a function, not {type(made).__name__}")
+
+
+@dataclass(frozen=True, eq=False)
+class Method(Entry):
+    """A subclass of `rkr.Learner`, with some of its options set."""
+
+    preset: Mapping[str, Any] = field(default_factory=dict)
+
+    kind: ClassVar[str] = "method"
+    not_options: ClassVar[tuple[str, ...]] = ("make", "head")
+
+    @property
+    def learner(self) -> Any:
+        """The subclass of `rkr.Learner`."""
+        return self.object
+
+    @property
+    def options(self) -> dict[str, Any]:
+        known = super().options
+        if self.learner.passes_on is not None:
+            defaults = self.learner.passes_on().to_json()
+            known |= {name: list(v) if isinstance(v, tuple) else v for name, v in defaults.items()}
+        return {**known, **self.preset}
+
+    def build(self, make: Callable[[], Any], head: str, **options: Any) -> Any:
+        """A learner that has seen nothing yet. `make` is a function, as some methods need several networks."""
+        if hasattr(make, "named_modules"):
+            name = type(make).__name__
+            raise UsageError(f"give a function that builds the network, such as lambda: {name}(...), not a network")
+        unknown = sorted(set(options) - set(self.options))
+        if unknown:
+            known = ", ".join(sorted(self.options)) or "none"
+            raise UsageError(f"{self.learner.__name__} has no option {unknown[0]!r}; its options: {known}")
+        parameters = self.parameters
+        for name, value in options.items():
+            words, fits = KINDS.get(parameters[name].annotation if name in parameters else None, ("", None))
+            if fits is not None and not fits(value):
+                raise UsageError(f"{name} must be {words}, not {value!r}")
+        return self.learner(make, head, **{**self.preset, **options})
+
+    @classmethod
+    def check(cls, made: Any, name: str) -> None:
+        base = importlib.import_module("rkr.methods.learner").Learner
+        if not (isinstance(made, type) and issubclass(made, base)):
+            raise UsageError(f"{name} must be a subclass of rkr.Learner, not {getattr(made, '__name__', made)!r}")
+
+
+@dataclass(frozen=True, eq=False)
+class Network(Entry):
+    """A function or class that builds an `nn.Module`.
+
+    Attributes:
+        head: Name of the classification layer, where a recipe names no other.
+    """
+
+    head: str = "fc"
+
+    kind: ClassVar[str] = "network"
+
+    def build(self, **arguments: Any) -> Any:
+        """The network, with random weights."""
+        made = self.object(**arguments)
+        if not hasattr(made, "named_modules"):
+            raise UsageError(f"{self.name} must return a torch.nn.Module, not {type(made).__name__}")
+        return made
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset(Entry):
+    """A function that loads a `rkr.data.Source`.
+
+    If it has a parameter `data`, it gets the dataset directory, or None for the default places.
+
+    Attributes:
+        classes: Number of classes; None if it is only known when the data are read.
+        shape: Of a sample; None if it is only known when the data are read. A text stands for an option's value.
+        files: Where it may lie in a dataset directory; any one of them will do.
+        without: What happens, or what to do, if none of the files is there.
+        in_files: Whether images are read from their files in training, unless the option `resident` is set.
+    """
+
+    classes: int | None = None
+    shape: tuple[int | str, ...] | None = None
+    files: tuple[str, ...] = ()
+    without: str = ""
+    in_files: bool = False
+
+    kind: ClassVar[str] = "dataset"
+    not_options: ClassVar[tuple[str, ...]] = ("data",)
+
+    def load(self, data: Any = None, **options: Any) -> Any:
+        """The source."""
+        takes = inspect.signature(self.object).parameters
+        return self.object(**({"data": data} if "data" in takes else {}), **options)
+
+    def shape_with(self, options: Mapping[str, Any]) -> tuple[int, ...] | None:
+        """The shape of a sample with these options; None if it is only known when the data are read."""
+        if self.shape is None:
+            return None
+        given = {**self.options, **options}
+        return tuple(given[size] if isinstance(size, str) else size for size in self.shape)
+
+
+E = TypeVar("E", bound=Entry)
+
+KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {  # of options, by their annotations
+    int: ("a whole number", lambda value: isinstance(value, Integral) and not isinstance(value, bool)),
+    float: (
+        "a finite number",
+        lambda value: isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value),
+    ),
+    int | None: (
+        "a whole number, or be left out",
+        lambda value: value is None or (isinstance(value, Integral) and not isinstance(value, bool)),
+    ),
+    bool: ("True or False", lambda value: isinstance(value, bool)),
+    str: ("text", lambda value: isinstance(value, str)),
+}
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Tables
+
+
+class Names(Mapping[str, E], Generic[E]):
+    """The entries of a kind by name. Looking up a dotted name imports it.
+
+    Args:
+        entry: The class of entries.
+        folder: The room whose files declare those of the package.
+        setting: The setting that methods are for.
+    """
+
+    def __init__(self, entry: type[E], folder: str, setting: str = "") -> None:
+        self._entry, self._folder, self._setting = entry, folder, setting
+        self._others: dict[str, E] = {}  # of plug-ins, and by dotted name
+
+    @property
+    def what(self) -> str:
+        """The kind in words."""
+        return {"dataset": "data set"}.get(self._entry.kind, self._entry.kind)
+
+    @cached_property
+    def _own(self) -> dict[str, E]:
+        return {entry.name: entry for entry in _declared(self._entry, self._folder)}
+
+    def __getitem__(self, name: str) -> E:
+        if ":" in name:
+            return self._dotted(name)
+        if name not in self._own and name not in self._others:
+            _load_entry_points(self._entry.kind)
+        found = self._own.get(name) or self._others.get(name)
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        _load_entry_points(self._entry.kind)
+        return iter(self.declared())
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def declared(self) -> list[str]:
+        """The names that are known without importing plug-ins."""
+        return sorted(name for name in (*self._own, *self._others) if ":" not in name)
+
+    def add(self, entry: E) -> None:
+        """Add an entry of a plug-in."""
+        if not NAME.fullmatch(entry.name):
+            raise UsageError(f"a {entry.kind} cannot be called {entry.name!r}: use letters, digits, '-', '_' and '.'")
+        there = self._own.get(entry.name) or self._others.get(entry.name)
+        if there is not None and (there.name in self._own or place(there.object) != place(entry.object)):
+            raise UsageError(f"there is a {entry.kind} {entry.name!r} already ({there.origin or 'of the package'})")
+        self._others[entry.name] = entry
+
+    def of(self, made: Any) -> E | None:
+        """The registered entry of a class or function, if any."""
+        return next((e for e in self._others.values() if e.target is made and not getattr(e, "preset", {})), None)
+
+    def _dotted(self, name: str) -> E:
+        if name not in self._others:
+            made = imported(name)
+            self._entry.check(made, name)
+            if self._setting and made.setting != self._setting:
+                raise UsageError(f"{name} is a method for {made.setting} tasks, not for {self._setting}")
+            known = self.of(made) or self._entry(made, first_line(made))
+            self._others[name] = replace(known, name=name, origin=name)
+        return self._others[name]
+
+
+METHODS = {
+    "images": Names(Method, "methods", "images"),
+    "zero-shot": Names(Method, "methods/zeroshot", "zero-shot"),
+}
+networks = Names(Network, "networks")
+datasets = Names(Dataset, "data")
+
+
+def methods(setting: str) -> Names[Method]:
+    """The methods for a setting."""
+    return METHODS[setting]
+
+
+def _tables(kind: str) -> Sequence[Names[Any]]:
+    tables: dict[str, Sequence[Names[Any]]] = {
+        "method": list(METHODS.values()),
+        "network": [networks],
+        "dataset": [datasets],
+    }
+    return tables[kind]
+
+
+def names(kind: str) -> list[str]:
+    """All names of a kind, those of the package first, without importing any of them."""
+    tables = _tables(kind)
+    own = {name for table in tables for name in table._own}
+    others = {name for table in tables for name in table.declared()} | {point.name for point in _entry_points(kind)}
+    return [*sorted(own), *sorted(others - own)]
+
+
+def _declared(entry: type[E], folder: str) -> Iterator[E]:
+    """The entries that the files of a room declare, read without importing them."""
+    for path in sorted((PACKAGE / folder).glob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if f"@register.{entry.kind}(" not in text:
+            continue
+        module = ".".join(("rkr", *folder.split("/"), path.stem))
+        for decorators, target in DECLARED.findall(text):
+            for call in ast.parse(f"{decorators}class _: pass").body[0].decorator_list:  # type: ignore[attr-defined]
+                try:
+                    name, *rest = map(ast.literal_eval, call.args)
+                    options = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
+                except ValueError as error:
+                    raise ValueError(f"{path}: @register above {target}: {error}: only literals can be read") from error
+                yield entry(f"{module}:{target}", *rest, **{**options, "name": name})
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Registering
+
+
+class Register:
+    """Decorators that register methods, networks and datasets under a name, and `layer` for kinds of layers."""
+
+    def method(
+        self, name: str, description: str = "", *, citation: str = "", preset: Mapping[str, Any] | None = None
+    ) -> Callable[[T], T]:
+        """Register a subclass of `rkr.Learner` as a method.
+
+        Args:
+            name: Its name in recipes and commands.
+            description: One line. Default: the first line of the docstring.
+            citation: Where it was published.
+            preset: Options that differ from the defaults. A class may have several names with different presets.
+        """
+
+        def add(made: T) -> T:
+            Method.check(made, place(made))
+            return self._add(methods(made.setting), Method, made, name, description, citation, preset=preset or {})  # type: ignore[attr-defined]
+
+        return add
+
+    def network(self, name: str, description: str = "", *, citation: str = "", head: str = "fc") -> Callable[[T], T]:
+        """Register a function or class that builds a network; recipes set its parameters. `head` is its last layer."""
+        return lambda made: self._add(networks, Network, made, name, description, citation, head=head)
+
+    def dataset(
+        self,
+        name: str,
+        description: str = "",
+        *,
+        citation: str = "",
+        classes: int | None = None,
+        shape: tuple[int | str, ...] | None = None,
+        files: Sequence[str] = (),
+        without: str = "",
+        in_files: bool = False,
+    ) -> Callable[[T], T]:
+        """Register a function that loads a `rkr.data.Source`; recipes set its parameters under [stream.options].
+
+        With `classes` and `shape`, recipes are checked before anything is loaded. See `Dataset` for the others.
+        """
+        known = {"classes": classes, "shape": shape, "files": tuple(files), "without": without, "in_files": in_files}
+        return lambda made: self._add(datasets, Dataset, made, name, description, citation, **known)
+
+    def layer(self, module_class: type, adapter: type) -> None:
+        """Rectify layers of a class, and of its subclasses, with an adapter (see `rkr.core.Adapter`)."""
+        importlib.import_module("rkr.core").register_layer(module_class, adapter)
+
+    def _add(
+        self, table: Names[E], entry: type[E], made: T, name: str, description: str, citation: str, **more: Any
+    ) -> T:
+        entry.check(made, place(made))
+        if not made.__module__.startswith("rkr."):  # the package's own are read from their files
+            known = {"name": name, "citation": citation, "origin": _bringing or place(made), **more}
+            table.add(entry(made, description or first_line(made), **known))
+        return made
+
+
+register = Register()
+
+_bringing = ""  # the distribution whose entry points are being loaded
+_tried: set[EntryPoint] = set()
+
+
+def _entry_points(kind: str) -> Sequence[EntryPoint]:
+    from importlib.metadata import entry_points  # slow to import
+
+    return tuple(entry_points(group=f"rkr.{kind}s"))
+
+
+def _load_entry_points(kind: str) -> None:
+    """Import the plug-ins of a kind. One that fails is named in a warning."""
+    global _bringing
+    for point in _entry_points(kind):
+        if point in _tried:
+            continue
+        _tried.add(point)
+        _bringing = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
+        try:
+            _add_entry_point(kind, point, point.load())
+        except (Exception, SystemExit) as error:  # importing runs other people's code
+            said = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
+            warnings.warn(
+                f"plug-in {_bringing}: {kind} {point.name!r} is left out ({' '.join(said.split())})",
+                PluginWarning,
+                stacklevel=2,
+            )
+        finally:
+            _bringing = ""
+
+
+def _add_entry_point(kind: str, point: EntryPoint, made: Any) -> None:
+    """Register what an entry point names, unless its own decorators have done so; of a module, only they count."""
+    if isinstance(made, ModuleType) or any(point.name in table._others for table in _tables(kind)):
+        return
+    getattr(register, kind)(point.name)(made)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Importing
+
+
+_folders: list[str] = []  # of recipes and commands
+
+
+def importable(folder: str | os.PathLike[str]) -> None:
+    """Let dotted names be found in a folder, after everything else that can be imported."""
+    path = str(Path(folder).absolute())
+    if path not in sys.path:
+        sys.path.append(path)
+        importlib.invalidate_caches()
+    if path not in _folders:
+        _folders.append(path)
+
+
+def search_path() -> str:
+    """PYTHONPATH for processes that must find the same modules."""
+    return os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), *_folders)))
+
+
+def imported(name: str) -> Any:
+    """The object of a dotted name, such as "my_package.module:Name"."""
+    module, colon, attribute = name.partition(":")
+    if not (module and colon and attribute):
+        raise UsageError(f"give package.module:name, not {name!r}")
+    top = module.partition(".")[0]
+    try:
+        found = importlib.import_module(module)
+        made = operator.attrgetter(attribute)(found)
+    except (Exception, SystemExit) as error:  # importing runs other people's code
+        if isinstance(error, ModuleNotFoundError) and error.name == top:
+            raise UsageError(
+                f"{name}: there is no module {top!r}: install it, or add the folder that has it to PYTHONPATH"
+            ) from error
+        raise UsageError(f"{name} cannot be imported ({type(error).__name__}: {error})") from error
+    _check_place(top)
+    return made
+
+
+def _check_place(top: str) -> None:
+    """Raise UsageError if a recipe's folder has a module that is hidden by another of the same name."""
+    used = getattr(sys.modules.get(top), "__file__", None)
+    for folder in _folders:
+        for path in (Path(folder, f"{top}.py"), Path(folder, top, "__init__.py")):
+            if used is not None and path.exists() and not path.samefile(used):
+                raise UsageError(f"{path} is hidden by {used}, which has the same name: rename one of them")
+
+
+def place(made: Any) -> str:
+    """The dotted name of a class or function."""
+    return f"{made.__module__}:{made.__qualname__}" if hasattr(made, "__qualname__") else repr(made)
+
+
+def first_line(made: Any) -> str:
+    """The first line of a docstring."""
+    own = made.__doc__ or "" if not isinstance(made, type) else made.__dict__.get("__doc__") or ""
+    return inspect.cleandoc(own).partition("\n")[0]
