@@ -323,7 +323,7 @@ def test_help_imports_nothing_heavy(words: str) -> None:
     ("line", "expected"),
     [
         ("rkr cost resnet", ["resnet18", "resnet32"]),
-        ("rkr run cifar100-", ["cifar100-lenet", "cifar100-resnet18"]),
+        ("rkr run cifar100-", ["cifar100-lenet", "cifar100-resnet18", "cifar100-resnet18-narrow"]),
         ("rkr run digits --method finetune,rkr-k", [f"finetune,rkr-k{k}" for k in (1, 32, 4, 8)]),
         ("rkr reproduce table-l", ["table-lenet"]),
         ("rkr tune digits --method ew", ["ewc"]),

@@ -678,7 +678,7 @@ def test_one_of_them_dies(tmp_path: Path, whole: dict[str, bytes], monkeypatch: 
     widths = [c["width"] for c in load_state(tmp_path / "state.safetensors")["round"]["candidates"]]
     assert widths.count(widths[1]) == 1
     monkeypatch.setenv("TRIALS_DIE", str(widths[1]))
-    with pytest.raises(RkrError, match=r"^task 1, round 1, candidate 2: its process ended with code -9; run the same comm"):
+    with pytest.raises(RkrError, match=r"^task 1, round 1, candidate 2: its process ended with code -9; run the same"):
         execute(tmp_path, workers=2)
     monkeypatch.delenv("TRIALS_DIE")
     assert execute(tmp_path)

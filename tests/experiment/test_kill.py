@@ -148,7 +148,9 @@ def test_ctrl_c(server: Server, tmp_path: Path, recipe: Path, whole: Path, numbe
     assert process.wait() == 130
     assert process.stderr == ""
     *_, stopped, advice = process.stdout.splitlines()
-    assert re.fullmatch(r"few rkr fixed: stopped at task \d, .* the state is saved; run the same command again to resume", stopped)
+    assert re.fullmatch(
+        r"few rkr fixed: stopped at task \d, .* the state is saved; run the same command again to resume", stopped
+    )
     assert advice == "Interrupted. Run the same command to resume."
     assert (tmp_path / FOLDER / "state.safetensors").exists()
     process = server.cli(*words(recipe, tmp_path, "--json"))

@@ -15,6 +15,7 @@ CLASSIFIERS = {
     "lenet": lenet,
     "lenet-grey": lambda: lenet(classes=10, in_channels=1),
     "resnet18": resnet18,
+    "resnet18-narrow": lambda: resnet18(width=4),
     "resnet18-imagenet": lambda: resnet18(classes=1000, stem="imagenet"),
     "resnet32": resnet32,
 }
@@ -47,17 +48,25 @@ def multiply_adds(network: nn.Module) -> int:
         (lambda: LeNet(classes=100), 3_038_110),
         (lambda: resnet18(classes=100), 11_220_132),
         (lambda: resnet18(classes=1000, stem="imagenet"), 11_689_512),
+        # 1/16 of the full network's convolutions but the stem, 1/4 of its normalisation, a classifier of 128 features.
+        (lambda: resnet18(width=16), (11_159_232 - 1_728) // 16 + 432 + 9_600 // 4 + 12_900),
         (lambda: resnet32(classes=10), 464_154),
         (VisualEncoder, 3_396_248),
     ],
-    ids=["lenet", "resnet18", "resnet18-imagenet", "resnet32", "visual-encoder"],
+    ids=["lenet", "resnet18", "resnet18-imagenet", "resnet18-narrow", "resnet32", "visual-encoder"],
 )
 def test_parameter_count(build: Callable[[], nn.Module], parameters: int) -> None:
     assert sum(p.numel() for p in build().parameters()) == parameters
 
 
 @pytest.mark.parametrize(
-    ("build", "expected"), [(lenet, 10_946_000), (resnet18, 555_468_800)], ids=["lenet", "resnet18"]
+    ("build", "expected"),
+    [
+        (lenet, 10_946_000),
+        (resnet18, 555_468_800),
+        (lambda: resnet18(width=16), (555_468_800 - 32 * 32 * 1_728 - 51_200) // 16 + 32 * 32 * 432 + 12_800),
+    ],
+    ids=["lenet", "resnet18", "resnet18-narrow"],
 )
 def test_multiply_adds(build: Callable[[], nn.Module], expected: int) -> None:
     assert multiply_adds(build()) == expected
@@ -179,6 +188,7 @@ def test_visual_encoder_starts_with_half_xavier_range() -> None:
     [
         (lambda: lenet(classes=0), "classes must be at least 1, but is 0"),
         (lambda: lenet(in_channels=0), "in_channels must be at least 1"),
+        (lambda: resnet18(width=0), "width must be at least 1, but is 0"),
         (lambda: resnet18(classes=-1), "classes must be at least 1, but is -1"),
         (lambda: resnet18(stem="mnist"), "stem must be one of cifar, imagenet, but is 'mnist'"),
         (lambda: resnet32(classes=0), "classes must be at least 1"),

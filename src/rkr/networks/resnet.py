@@ -73,7 +73,7 @@ class ResNet(nn.Module):
         shortcut: Shortcut = projection,
     ) -> None:
         super().__init__()
-        require_positive(classes=classes)
+        require_positive(classes=classes, **({"width": min(widths)} if widths else {}))
         if stem not in get_args(Stem):
             raise UsageError(f"stem must be one of {', '.join(get_args(Stem))}, but is {stem!r}.")
         if not blocks or len(blocks) != len(widths):
@@ -116,9 +116,13 @@ class ResNet(nn.Module):
     "ResNet-18, stem for 32x32 (cifar) or 224x224 (imagenet); 11.2 million parameters",
     citation="He et al., CVPR 2016",
 )
-def resnet18(classes: int = 100, stem: Stem = "cifar") -> ResNet:
-    """ResNet-18 with projection shortcuts: 11,220,132 parameters with 100 classes and the CIFAR stem."""
-    return ResNet((2, 2, 2, 2), (64, 128, 256, 512), classes, stem)
+def resnet18(classes: int = 100, stem: Stem = "cifar", width: int = 64) -> ResNet:
+    """ResNet-18 with projection shortcuts: 11,220,132 parameters with 100 classes and the CIFAR stem.
+
+    The four stages have `width`, 2, 4 and 8 times `width` channels. With 16 the network is narrow: 713,076 parameters
+    and 1/16 of the multiply-adds.
+    """
+    return ResNet((2, 2, 2, 2), (width, 2 * width, 4 * width, 8 * width), classes, stem)
 
 
 @register.network(

@@ -23,11 +23,16 @@ Write = Callable[..., Path]
 NAMES = [
     "ablation-components",
     "ablation-components-lenet",
+    "ablation-components-narrow",
     "ablation-first-task",
+    "ablation-first-task-narrow",
     "ablation-forward-transfer",
+    "ablation-forward-transfer-narrow",
     "ablation-rank",
+    "ablation-rank-narrow",
     "cifar100-lenet",
     "cifar100-resnet18",
+    "cifar100-resnet18-narrow",
     "digits",
     "gzsl",
     "gzsl-components",
@@ -153,7 +158,7 @@ def test_the_papers_spreads() -> None:
     ("names", "epochs", "milestones", "gamma"),
     [
         (["cifar100-lenet", "ablation-components-lenet"], 100, (20, 40, 60, 80), 0.5),
-        ([n for n in NAMES if n.startswith("ablation") and "lenet" not in n], 150, (50, 100, 125), 0.1),
+        ([n for n in NAMES if re.fullmatch("ablation-.*(?<!lenet)(?<!narrow)", n)], 150, (50, 100, 125), 0.1),
         (["cifar100-resnet18", "split-cifar-resnet32", "mnist-cifar100"], 150, (50, 100, 125), 0.1),
         (["imagenet-resnet18"], 70, (20, 40, 60), 0.2),
     ],
@@ -164,6 +169,26 @@ def test_the_papers_schedules(names: list[str], epochs: int, milestones: tuple[i
         assert (training.epochs, training.milestones, training.gamma) == (epochs, milestones, gamma)
         assert (training.optimizer, training.lr) == ("sgd", 0.01)
         assert (training.batch, training.momentum, training.weight_decay) == (128, 0.9, 5e-4)
+
+
+NARROW = [name for name in NAMES if name.endswith("-narrow")]
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_narrow_recipes_are_the_full_ones_but_for_network_and_schedule(name: str) -> None:
+    narrow, full = load_recipe(name), load_recipe(name.removesuffix("-narrow"))
+    assert "narrow ResNet-18" in narrow.title
+    assert narrow.paper == ()
+    assert narrow.network.arguments == {**full.network.arguments, "width": 16}
+    assert narrow.training == full.training.scaled_to(30)
+    assert narrow.stream == full.stream
+    ours, theirs = (recipe.methods.keys() for recipe in (narrow, full))
+    assert ours == theirs | ({"finetune", "separate"} if name == "cifar100-resnet18-narrow" else set())
+
+
+def test_narrow_recipes_share_their_runs() -> None:
+    settings = [load_recipe(name).resolved("rkr", "A") for name in NARROW]
+    assert len({json.dumps({**one, "recipe": ""}, sort_keys=True) for one in settings}) == 1
 
 
 # ---------------------------------------------------------------------------------------------------------
