@@ -89,7 +89,8 @@ def test_what_cannot_be_loaded(run_folder_of: Callable[..., Path], tmp_path: Pat
     folder = run_folder_of("ewc")
     record = json.loads((folder / "run.json").read_text())
     for change, words in (
-        ({"learner": "mine"}, "only the package's methods that train a network can be loaded, not 'ewc'"),
+        ({"learner": "mine"}, "no method is called 'mine': install the plug-in that brings it"),
+        ({"learner": "gone:Mine"}, "gone:Mine: there is no module 'gone': install it, or add the folder that has it"),
         ({"network": {"name": "mine", "head": "fc", "arguments": {}}}, r"run\.json: .*no network is called 'mine'"),
     ):
         changed = {**record, "settings": {**record["settings"], **change}}

@@ -12,8 +12,10 @@ import torch
 from safetensors import SafetensorError
 
 from rkr.errors import FileError, RkrError, UsageError
+from rkr.registry import Method, methods
 
 if TYPE_CHECKING:
+    from rkr.experiment.results import Result
     from rkr.methods import Learner
 
 
@@ -33,7 +35,7 @@ def load_learner(run: str | os.PathLike[str]) -> Learner:
         run: Its folder, such as "runs/digits/ewc/fixed".
     """
     from rkr.experiment.recipes.messages import in_words
-    from rkr.experiment.recipes.settings import MethodSettings, NetworkSettings
+    from rkr.experiment.recipes.settings import NetworkSettings
     from rkr.experiment.results import read_result
     from rkr.methods.learner import SeenTask
 
@@ -41,14 +43,8 @@ def load_learner(run: str | os.PathLike[str]) -> Learner:
     result = read_result(folder, epochs=False)
     stream = result.record["stream"]
     settings, tasks = result.settings, stream["tasks"][: result.done]
-    with in_words(MethodSettings, str(folder / "run.json")):
-        chosen = MethodSettings.model_validate(
-            {
-                "learner": settings.get("learner"),
-                "setting": "images" if result.measure == "accuracy" else "zero-shot",
-            }
-        )
-    if not chosen.method.learner.loadable:
+    method = _method(folder, result)
+    if not method.learner.loadable:
         raise UsageError(f"{folder}: only methods that train a network can be loaded, not {result.method!r}")
     if not tasks:
         raise UsageError(f"{folder} has learned no task yet: go on with the command that began it")
@@ -56,7 +52,7 @@ def load_learner(run: str | os.PathLike[str]) -> Learner:
         network = NetworkSettings.model_validate(settings.get("network"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tasks are added before anything is trained: the values come after
-        learner = chosen.method.build(network.build, network.head, **settings["options"])
+        learner = method.build(network.build, network.head, **settings["options"])
         learner.expects([len(task["class_names"]) for task in stream["tasks"]])
         start = 0
         for number, task in enumerate(tasks):
@@ -69,6 +65,18 @@ def load_learner(run: str | os.PathLike[str]) -> Learner:
             raise FileError(f"{folder / 'model'} cannot be read, or is not of this run: {why}") from error
     learner.seen = [replace(task, attributes=None, scaling=None) for task in learner.seen]
     return learner.eval()
+
+
+def _method(folder: Path, result: Result) -> Method:
+    """The method of a run."""
+    known, name = methods("images" if result.measure == "accuracy" else "zero-shot"), str(result.settings.get("learner"))
+    try:
+        return known[name]
+    except KeyError:
+        package = result.record.get("plugins", {}).get("method", "the plug-in that brings it")
+        raise UsageError(f"{folder}: no method is called {name!r}: install {package}") from None
+    except UsageError as error:
+        raise UsageError(f"{folder}: {error}") from error
 
 
 def is_intact(run: Path) -> bool:

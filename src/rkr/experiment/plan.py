@@ -140,7 +140,9 @@ class Plan:
             settings["classifier_epochs"] = "validation"  # where the numbers are from
         parameters = sum(p.numel() for p in self._network.parameters())
         network = {"parameters": parameters, "arguments": recipe.network.all_arguments}  # defaults included
-        return self._spec(recipe, spec.method, spec.order, settings, {"network": network})
+        origins = {entry.kind: entry.origin for entry in recipe.entries(spec.method) if entry.origin}
+        about = {"network": network, **({"plugins": origins} if origins else {})}
+        return self._spec(recipe, spec.method, spec.order, settings, about)
 
     def _changed(self, seed: int) -> Recipe:
         return self.recipe.changed(self.epochs, seed, self.limit)

@@ -31,7 +31,7 @@ from rkr.experiment.recipes.settings import (
     ZeroShotSettings,
     method_table,
 )
-from rkr.registry import methods
+from rkr.registry import Entry, methods
 
 if TYPE_CHECKING:
     from torch import nn
@@ -192,6 +192,11 @@ class Recipe(Settings):
         if name not in registered:
             raise UsageError(f"no method {name!r}{choose(name, dict.fromkeys((*self.methods, *registered)))}")
         return MethodSettings(learner=name, setting=self.setting)
+
+    def entries(self, method: str) -> list[Entry]:
+        """What is known of a method, and of the network and the data that it runs with."""
+        sources = [self.stream.entry] if isinstance(self.stream, StreamSettings) else []
+        return [self.method(method).method, self.network.entry, *sources]
 
     def options(self, name: str) -> dict[str, Any]:
         """The options of a method that are set here, for it or for all, or follow from how images are augmented."""
