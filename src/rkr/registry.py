@@ -28,7 +28,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from numbers import Integral, Real
 from pathlib import Path
 from types import ModuleType
@@ -43,6 +43,8 @@ __all__ = ["SETTINGS", "Dataset", "Entry", "Method", "Names", "Network", "datase
 
 SETTINGS = ("images", "zero-shot")
 """Task-incremental classification of images, and generalised zero-shot learning."""
+
+IN_WORDS = {"images": "images", "zero-shot": "zero-shot tasks"}
 
 PACKAGE = Path(__file__).parent
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]*")  # it names folders, and is listed between commas
@@ -167,7 +169,12 @@ class Network(Entry):
 
     def build(self, **arguments: Any) -> Any:
         """The network, with random weights."""
-        made = self.object(**arguments)
+        try:
+            made = self.object(**arguments)
+        except Exception as error:
+            if not self.origin or isinstance(error, UsageError):
+                raise
+            raise UsageError(f"{self.name} fails ({type(error).__name__}: {error})") from error
         if not hasattr(made, "named_modules"):
             raise UsageError(f"{self.name} must return a torch.nn.Module, not {type(made).__name__}")
         return made
@@ -255,7 +262,7 @@ class Names(Mapping[str, E], Generic[E]):
     def __getitem__(self, name: str) -> E:
         if ":" in name:
             return self._dotted(name)
-        if name not in self._own and name not in self._others:
+        if name not in self._own:
             _load_entry_points(self._entry.kind)
         found = self._own.get(name) or self._others.get(name)
         if found is None:
@@ -291,7 +298,7 @@ class Names(Mapping[str, E], Generic[E]):
             made = imported(name)
             self._entry.check(made, name)
             if self._setting and made.setting != self._setting:
-                raise UsageError(f"{name} is a method for {made.setting} tasks, not for {self._setting}")
+                raise UsageError(f"{name} is a method for {IN_WORDS[made.setting]}, not for {IN_WORDS[self._setting]}")
             known = self.of(made) or self._entry(made, first_line(made))
             self._others[name] = replace(known, name=name, origin=name)
         return self._others[name]
@@ -413,6 +420,11 @@ _tried: set[EntryPoint] = set()
 
 
 def _entry_points(kind: str) -> Sequence[EntryPoint]:
+    return _entry_points_on(tuple(sys.path), kind)
+
+
+@cache
+def _entry_points_on(path: tuple[str, ...], kind: str) -> Sequence[EntryPoint]:
     from importlib.metadata import entry_points  # slow to import
 
     return tuple(entry_points(group=f"rkr.{kind}s"))
@@ -441,9 +453,13 @@ def _load_entry_points(kind: str) -> None:
 
 def _add_entry_point(kind: str, point: EntryPoint, made: Any) -> None:
     """Register what an entry point names, unless its own decorators have done so; of a module, only they count."""
-    if isinstance(made, ModuleType) or any(point.name in table._others for table in _tables(kind)):
-        return
-    getattr(register, kind)(point.name)(made)
+    for table in _tables(kind):
+        known = table._others.get(point.name)
+        if known is not None and known.target is made:
+            table._others[point.name] = replace(known, origin=_bringing)
+            return
+    if not isinstance(made, ModuleType):
+        getattr(register, kind)(point.name)(made)
 
 
 # ---------------------------------------------------------------------------------------------------------

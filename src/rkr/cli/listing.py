@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rkr.errors import UsageError
-from rkr.registry import METHODS, Entry, Method, datasets, networks
-
-IN_WORDS = {"images": "images", "zero-shot": "zero-shot tasks"}  # settings
+from rkr.registry import IN_WORDS, METHODS, Entry, Method, datasets, networks
 
 
 def everything() -> dict[str, dict[str, str]]:

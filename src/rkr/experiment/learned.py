@@ -69,7 +69,10 @@ def load_learner(run: str | os.PathLike[str]) -> Learner:
 
 def _method(folder: Path, result: Result) -> Method:
     """The method of a run."""
-    known, name = methods("images" if result.measure == "accuracy" else "zero-shot"), str(result.settings.get("learner"))
+    known, name = (
+        methods("images" if result.measure == "accuracy" else "zero-shot"),
+        str(result.settings.get("learner")),
+    )
     try:
         return known[name]
     except KeyError:

@@ -27,6 +27,7 @@ class Ridge(Learner):
     solved again with all of them.
     """
 
+    setting = "zero-shot"
     isolating = True
     agnostic = "never"
     loadable = False
