@@ -20,7 +20,6 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import math
 import operator
 import os
 import re
@@ -29,15 +28,17 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from numbers import Integral, Real
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from rkr.errors import PluginWarning, UsageError
+from rkr.validation import choose, model_of, parameters_of, plain, sentence, wrong
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+    from pydantic import BaseModel
 
 __all__ = ["SETTINGS", "Dataset", "Entry", "Method", "Names", "Network", "datasets", "methods", "networks", "register"]
 
@@ -85,17 +86,35 @@ class Entry:
         """The class or function. Imports its module."""
         return imported(self.target) if isinstance(self.target, str) else self.target
 
-    @property
+    @cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:
         """The parameters of the target that a recipe may set."""
-        found = inspect.signature(self.object, eval_str=True).parameters
-        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        return {name: p for name, p in found.items() if p.kind in named and name not in self.not_options}
+        return parameters_of(self.object, self.not_options)
+
+    @cached_property
+    def model(self) -> type[BaseModel]:
+        """The options as a pydantic model."""
+        return model_of(self.name or place(self.object), self.parameters)
 
     @property
     def options(self) -> dict[str, Any]:
         """Every option and its default; None for those that must be given."""
-        return {name: None if p.default is p.empty else p.default for name, p in self.parameters.items()}
+        fields = self.model.model_fields
+        known = {name: None if f.is_required() else f.get_default() for name, f in fields.items()}
+        return {name: known[name] for name in (*self.parameters, *known)}  # its own first
+
+    def wrong_option(self, given: Mapping[str, Any], leave_out: Sequence[str] = ()) -> tuple[str, str] | None:
+        """The first option with a wrong name or value, and what is wrong with it."""
+        known = [name for name in self.options if name not in leave_out]
+        for name in given:
+            if name not in known:
+                return name, f"{self.name} has no such option{choose(name, known) if known else '; it has none'}"
+        found = wrong(self.model, given)
+        return (
+            (found[0], f"is missing: {self.name} has no default for it")
+            if found and found[1] == "is missing"
+            else found
+        )
 
     @property
     def summary(self) -> str:
@@ -124,12 +143,13 @@ class Method(Entry):
         """The subclass of `rkr.Learner`."""
         return self.object
 
+    @cached_property
+    def model(self) -> type[BaseModel]:
+        return model_of(self.name or place(self.object), self.parameters, self.learner.passes_on)
+
     @property
     def options(self) -> dict[str, Any]:
-        known = super().options
-        if self.learner.passes_on is not None:
-            defaults = self.learner.passes_on().to_json()
-            known |= {name: list(v) if isinstance(v, tuple) else v for name, v in defaults.items()}
+        known = {name: list(v) if isinstance(v, tuple) else v for name, v in super().options.items()}
         return {**known, **self.preset}
 
     def build(self, make: Callable[[], Any], head: str, **options: Any) -> Any:
@@ -137,16 +157,10 @@ class Method(Entry):
         if hasattr(make, "named_modules"):
             name = type(make).__name__
             raise UsageError(f"give a function that builds the network, such as lambda: {name}(...), not a network")
-        unknown = sorted(set(options) - set(self.options))
-        if unknown:
-            known = ", ".join(sorted(self.options)) or "none"
-            raise UsageError(f"{self.learner.__name__} has no option {unknown[0]!r}; its options: {known}")
-        parameters = self.parameters
-        for name, value in options.items():
-            words, fits = KINDS.get(parameters[name].annotation if name in parameters else None, ("", None))
-            if fits is not None and not fits(value):
-                raise UsageError(f"{name} must be {words}, not {value!r}")
-        return self.learner(make, head, **{**self.preset, **options})
+        found = self.wrong_option(options)
+        if found is not None:
+            raise UsageError(sentence(*found))
+        return self.learner(make, head, **{**self.preset, **{name: plain(value) for name, value in options.items()}})
 
     @classmethod
     def check(cls, made: Any, name: str) -> None:
@@ -217,20 +231,6 @@ class Dataset(Entry):
 
 
 E = TypeVar("E", bound=Entry)
-
-KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {  # of options, by their annotations
-    int: ("a whole number", lambda value: isinstance(value, Integral) and not isinstance(value, bool)),
-    float: (
-        "a finite number",
-        lambda value: isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value),
-    ),
-    int | None: (
-        "a whole number, or be left out",
-        lambda value: value is None or (isinstance(value, Integral) and not isinstance(value, bool)),
-    ),
-    bool: ("True or False", lambda value: isinstance(value, bool)),
-    str: ("text", lambda value: isinstance(value, str)),
-}
 
 
 # ---------------------------------------------------------------------------------------------------------

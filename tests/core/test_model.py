@@ -1429,7 +1429,7 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "head is a module": ({"head": nn.Linear(2, 2)}, "head"),
     "head is no layer": ({"head": "drop"}, "Dropout"),
     "head is the network": ({"head": ""}, "Linear or convolution"),
-    "unknown option": ({"heads": "fc"}, "unknown option 'heads'"),
+    "unknown option": ({"heads": "fc"}, "heads: no such option; choose one of rank, "),
     "nothing included": ({"include": "conv*"}, "nothing to rectify"),
     "all excluded": ({"exclude": ["*"]}, "nothing to rectify"),
     "nothing wanted": ({"rectify_weights": False, "scale_outputs": False}, "nothing to rectify"),

@@ -115,9 +115,9 @@ def test_options() -> None:
     assert METHODS["rkr"].options["rank"] == 2
     assert METHODS["finetune"].options == {"bn": "shared"}
     assert METHODS["head-only"].options == {}
-    with pytest.raises(rkr.UsageError, match="no option 'rnak'"):
+    with pytest.raises(rkr.UsageError, match="rnak: rkr has no such option; did you mean 'rank'"):
         METHODS["rkr"].build(small_cnn, "fc", rnak=3)
-    with pytest.raises(rkr.UsageError, match="no option 'rank'"):
+    with pytest.raises(rkr.UsageError, match="rank: finetune has no such option; choose one of bn"):
         METHODS["finetune"].build(small_cnn, "fc", rank=3)
     with pytest.raises(rkr.UsageError, match="init must be"):
         METHODS["rkr"].build(small_cnn, "fc", init="zero")
@@ -128,11 +128,11 @@ def test_options() -> None:
 @pytest.mark.parametrize(
     ("method", "options", "words"),
     [
-        ("ewc", {"strength": "abc"}, "strength must be a finite number, not 'abc'"),
-        ("ewc", {"strength": math.nan}, "strength must be a finite number, not nan"),
+        ("ewc", {"strength": "abc"}, 'strength must be a number, not "abc"'),
+        ("ewc", {"strength": math.nan}, "strength must be a finite number, not NaN"),
         ("icarl", {"memory": 2.5}, "memory must be a whole number, not 2.5"),
-        ("icarl", {"flip": 1}, "flip must be True or False, not 1"),
-        ("ewc", {"mode": 3}, "mode must be text, not 3"),
+        ("icarl", {"flip": 1}, "flip must be true or false, not 1"),
+        ("ewc", {"mode": 3}, "mode must be text in quotes, not 3"),
     ],
 )
 def test_options_of_a_wrong_type(method: str, options: dict[str, object], words: str) -> None:

@@ -1035,7 +1035,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("ewc", {"strength": -1.0}, "strength"),
     ("ewc", {"estimator": "true"}, "exact, sampled, empirical, batched"),
     ("ewc", {"samples": 0}, "samples must be at least 1, or be left out"),
-    ("ewc", {"samples": "all"}, "samples must be a whole number, or be left out, not 'all'"),
+    ("ewc", {"samples": "all"}, 'samples must be a whole number, not "all"'),
     ("ewc", {"samples": 2.5}, "samples must be a whole number"),
     ("ewc", {"samples": True}, "samples must be a whole number"),
     ("l2t", {"strength": 1e39}, "strength must be from 0 to 1e30"),

@@ -495,8 +495,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"unit": 0.0}, "unit must be a share of the width"),
     ({"unit": 1.5}, "unit must be a share of the width"),
     ({"unit": "whole"}, "or \"absolute\", not 'whole'"),
-    ({"unit": [1]}, "unit must be a share of the width"),
-    ({"unit": True}, "unit must be a share of the width"),
+    ({"unit": [1]}, "unit must be a number or text in quotes, not"),
+    ({"unit": True}, "unit must be a number or text in quotes, not true"),
     ({"penalty": -1.0}, "penalty must not be negative"),
     ({"policy_lr": -1.0}, "policy_lr must not be negative"),
 ]

@@ -23,9 +23,13 @@ from rkr.errors import UsageError
 from rkr.experiment.recipes import load_recipe
 from rkr.methods import ZERO_SHOT_METHODS, Learner
 from rkr.methods.learner import SeenTask
-from rkr.methods.zeroshot import ClassifierOptions, Lzsl, Original, Penalty, ZeroShot, ZeroShotRkr
+from rkr.methods.zeroshot import ClassifierOptions, ZeroShot
 from rkr.methods.zeroshot import learner as zeroshot_learner
+from rkr.methods.zeroshot.alone import Original
 from rkr.methods.zeroshot.classifier import train_classifier
+from rkr.methods.zeroshot.lzsl import Lzsl
+from rkr.methods.zeroshot.penalty import Penalty
+from rkr.methods.zeroshot.rkr import ZeroShotRkr
 from rkr.networks import CadaVae
 
 METHODS = [name for name, method in ZERO_SHOT_METHODS.items() if issubclass(method.learner, ZeroShot)]
@@ -127,21 +131,21 @@ def test_classifier_options() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"epoch": 3}, "classifier has no option 'epoch'; its options: batch, betas, epochs, longest"),
-        ({"epochs": 0}, "classifier.epochs must be whole numbers of at least 1 or 'validation', not 0"),
-        ({"epochs": True}, "classifier.epochs must be whole numbers"),
-        ({"epochs": 1.5}, "classifier.epochs must be whole numbers"),
-        ({"epochs": "best"}, "classifier.epochs must be whole numbers"),
-        ({"epochs": {"CUB": 0}}, "classifier.epochs must be whole numbers"),
-        ({"epochs": {}}, "classifier.epochs must have a number for each task"),
-        ({"source": "both"}, "classifier.source must be 'attributes' or 'images', not 'both'"),
+        ({"epoch": 3}, "classifier.epoch: no such option; did you mean 'epochs'\\? Choose one of epochs, longest"),
+        ({"epochs": 0}, "classifier.epochs must be at least 1, not 0"),
+        ({"epochs": True}, "classifier.epochs must be a table or a whole number or 'validation', not true"),
+        ({"epochs": 1.5}, "classifier.epochs must be a table or a whole number or 'validation', not 1.5"),
+        ({"epochs": "best"}, "classifier.epochs must be a table or a whole number or 'validation', not \"best\""),
+        ({"epochs": {"CUB": 0}}, "classifier.epochs.CUB must be at least 1, not 0"),
+        ({"epochs": {}}, "classifier.epochs must not be empty"),
+        ({"source": "both"}, 'classifier.source must not be "both"; choose one of attributes, images'),
         ({"longest": 0}, "classifier.longest must be at least 1, not 0"),
         ({"seen": 0}, "classifier.seen must be at least 1, not 0"),
         ({"unseen": -1}, "classifier.unseen must be at least 1, not -1"),
         ({"batch": 0}, "classifier.batch must be at least 1, not 0"),
         ({"lr": 0}, "classifier.lr must be greater than 0, not 0"),
-        ({"betas": [0.5, 1.0]}, "classifier.betas must be two numbers from 0 to below 1"),
-        ({"betas": [0.5]}, "classifier.betas must be two numbers"),
+        ({"betas": [0.5, 1.0]}, r"classifier.betas \(entry 2\) must be less than 1, not 1.0"),
+        ({"betas": [0.5]}, r"classifier.betas \(entry 2\) is missing"),
     ],
 )
 def test_wrong_classifier_options(options: dict[str, Any], said: str) -> None:

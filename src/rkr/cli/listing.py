@@ -67,7 +67,7 @@ def options_of(name: str) -> dict[str, Any]:
 def _methods(name: str) -> dict[str, Method]:
     """The methods of a name, by the setting that they are for."""
     from rkr.experiment.recipes.load import recipe_names
-    from rkr.experiment.recipes.messages import choose
+    from rkr.validation import choose
 
     found = {IN_WORDS[setting]: table[name] for setting, table in METHODS.items() if name in table}
     if not found:

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from numbers import Integral
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from rkr.errors import UsageError
+from pydantic import AfterValidator, BeforeValidator, Field
 
-LAYER_CHOICES = (True, False, "conv", "linear")
-BN_POLICIES = ("auto", "per_task", "stats", "affine", "frozen")
-LAYOUTS = ("axes", "reshape")
-MIXED = ("auto", "group", "layer")
+from rkr import validation
 
 
-@dataclass(frozen=True)
-class Options:
+def patterns(value: object) -> object:
+    """A single name pattern stands for a list of one."""
+    return (value,) if isinstance(value, str) else value
+
+
+def whole(value: object) -> object:
+    """1e9 is a whole number."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Positive = Annotated[int, Field(ge=1)]
+Layers = bool | Literal["conv", "linear"]
+Patterns = Annotated[Sequence[str], BeforeValidator(patterns), AfterValidator(tuple)]
+
+
+class Options(validation.Options):
     """How a network is rectified. Fixed when `rectify` is called and stored with the model.
 
     Attributes:
@@ -53,48 +61,19 @@ class Options:
             derivatives, which the fast kernels do not have.
     """
 
-    rank: int = 2
-    rectify_weights: bool | str = True
-    scale_outputs: bool | str = True
-    include: Sequence[str] = ("*",)
-    exclude: Sequence[str] = ()
-    ranks: Mapping[str, int] = field(default_factory=dict)
-    bn: str = "auto"
-    norm: str = "frozen"
-    layout: str = "axes"
-    init_gain: float = 1.0
-    cache_bytes: int = 1 << 30
-    mixed: str = "auto"
+    rank: Positive = 2
+    rectify_weights: Layers = True
+    scale_outputs: Layers = True
+    include: Patterns = ("*",)
+    exclude: Patterns = ()
+    ranks: Mapping[str, Positive] = {}
+    bn: Literal["auto", "per_task", "stats", "affine", "frozen"] = "auto"
+    norm: Literal["frozen", "per_task"] = "frozen"
+    layout: Literal["axes", "reshape"] = "axes"
+    init_gain: Annotated[float, Field(gt=0)] = 1.0
+    cache_bytes: Annotated[int, Field(ge=0), BeforeValidator(whole)] = 1 << 30
+    mixed: Literal["auto", "group", "layer"] = "auto"
     fast: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("include", "exclude"):
-            value = getattr(self, name)
-            texts = [value] if isinstance(value, str) else value
-            if not isinstance(texts, Sequence) or not all(isinstance(v, str) for v in texts):
-                raise UsageError(f"{name} must be a name pattern or a list of them, not {value!r}")
-            object.__setattr__(self, name, tuple(texts))
-        if not isinstance(self.ranks, Mapping) or not all(isinstance(k, str) for k in self.ranks):
-            raise UsageError(f"ranks must map name patterns to ranks, not {self.ranks!r}")
-        ranks = {pattern: _rank(f"ranks[{pattern!r}]", rank) for pattern, rank in self.ranks.items()}
-        object.__setattr__(self, "ranks", ranks)
-        object.__setattr__(self, "rank", _rank("rank", self.rank))
-        _check_choice("rectify_weights", self.rectify_weights, LAYER_CHOICES)
-        _check_choice("scale_outputs", self.scale_outputs, LAYER_CHOICES)
-        _check_choice("bn", self.bn, BN_POLICIES)
-        _check_choice("norm", self.norm, ("frozen", "per_task"))
-        _check_choice("layout", self.layout, LAYOUTS)
-        _check_choice("mixed", self.mixed, MIXED)
-        _check_choice("fast", self.fast, (True, False))
-        if (
-            isinstance(self.init_gain, bool)
-            or not isinstance(self.init_gain, int | float)
-            or not 0 < self.init_gain < float("inf")
-        ):
-            raise UsageError(f"init_gain must be greater than 0, not {self.init_gain!r}")
-        if not _is_number(self.cache_bytes) or not self.cache_bytes >= 0 or self.cache_bytes % 1:
-            raise UsageError(f"cache_bytes must be a whole number of at least 0, not {self.cache_bytes!r}")
-        object.__setattr__(self, "cache_bytes", int(self.cache_bytes))  # 1e9 is one
 
     def selects(self, path: str) -> bool:
         """Whether the layer at `path` passes the include and exclude patterns."""
@@ -131,29 +110,9 @@ class Options:
 
     def to_json(self) -> dict[str, Any]:
         """The options as plain JSON values."""
-        return dataclasses.asdict(self)
+        return self.model_dump()
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Options:
         """Rebuild from `to_json`; unknown names raise UsageError."""
-        known = {f.name for f in dataclasses.fields(cls)}
-        unknown = sorted(set(values) - known)
-        if unknown:
-            raise UsageError(f"unknown option {unknown[0]!r}; known options: {', '.join(sorted(known))}")
         return cls(**values)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _rank(name: str, value: Any) -> int:
-    """Convert to int or raise UsageError."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
-    return int(value)
-
-
-def _check_choice(name: str, value: Any, allowed: Sequence[Any]) -> None:
-    if not any(type(value) is type(a) and value == a for a in allowed):
-        raise UsageError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")

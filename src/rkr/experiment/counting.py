@@ -11,8 +11,8 @@ from torch import nn
 
 from rkr.capacity import Capacity
 from rkr.errors import UsageError
-from rkr.experiment.recipes.messages import choose
 from rkr.registry import Method, methods, networks
+from rkr.validation import choose
 
 if TYPE_CHECKING:
     from rkr.methods import Learner
@@ -129,5 +129,5 @@ def count_named(
     if shape is not None and len(shape) == 1 and network in networks and "in_features" in networks[network].options:
         arguments["in_features"] = shape[0]
     settings = NetworkSettings.checked({"name": network, **arguments})
-    head = settings.head if isinstance(getattr(settings.build(), settings.head, None), nn.Linear) else None
+    head = settings.head if isinstance(dict(settings.build().named_modules()).get(settings.head), nn.Linear) else None
     return count(method, settings.build, head, tasks, rank, shape)

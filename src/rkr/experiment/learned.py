@@ -34,10 +34,10 @@ def load_learner(run: str | os.PathLike[str]) -> Learner:
     Args:
         run: Its folder, such as "runs/digits/ewc/fixed".
     """
-    from rkr.experiment.recipes.messages import in_words
     from rkr.experiment.recipes.settings import NetworkSettings
     from rkr.experiment.results import read_result
     from rkr.methods.learner import SeenTask
+    from rkr.validation import in_words
 
     folder = Path(run)
     result = read_result(folder, epochs=False)

@@ -22,12 +22,12 @@ from rkr.experiment.metrics import Spread, spread
 from rkr.experiment.plan import Plan, choose_orders
 from rkr.experiment.recipes import Recipe, load_recipe
 from rkr.experiment.recipes.load import parsed
-from rkr.experiment.recipes.messages import choose, in_words
-from rkr.experiment.recipes.settings import List, PaperNumber, Positive, Settings
+from rkr.experiment.recipes.settings import List, PaperNumber, Positive
 from rkr.experiment.results import Result
 from rkr.report.protocol import classifier_of, require_one_protocol
 from rkr.report.scan import scan
 from rkr.report.statistics import verdict
+from rkr.validation import Settings, choose, in_words
 
 if TYPE_CHECKING:
     from rkr.data.download import Data

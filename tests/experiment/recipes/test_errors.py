@@ -206,11 +206,11 @@ def message(path: Path) -> str:
         ),
         # methods
         ('learner = "rkr"', "learner = 3", "methods.mine.learner: must be text in quotes, not 3"),
-        ("rank = 4", "rank = 0", "methods.mine.rank: must be a whole number of at least 1, not 0"),
+        ("rank = 4", "rank = 0", "methods.mine.rank: must be at least 1, not 0"),
         (
             "rank = 4",
             "bn = 'shared'",
-            "methods.mine.bn: must be one of 'auto', 'per_task', 'stats', 'affine', 'frozen', not 'shared'",
+            'methods.mine.bn: must not be "shared"; choose one of auto, per_task, stats, affine, frozen',
         ),
         ('learner = "rkr"', 'learner = "finetune"', "methods.mine.rank: finetune has no such option; choose one of bn"),
         (METHODS, "[methods]\n", "methods: must not be empty"),
@@ -257,7 +257,7 @@ def test_a_network_that_must_be_told_its_size(write: Write, monkeypatch: pytest.
         raise AssertionError("is not built")
 
     monkeypatch.setitem(networks._others, "mine", Network(mine, "of a user's own", "mine"))
-    with pytest.raises(UsageError, match=r"network\.classes: mine needs it, and has no value of its own for it"):
+    with pytest.raises(UsageError, match=r"network\.classes: is missing: mine has no default for it"):
         load_recipe(str(write(('name = "lenet"\nclasses = 100', 'name = "mine"'))))
     assert in_words("mine").endswith("  classes = null\n  width = 3")
 

@@ -1,6 +1,5 @@
 """The recipes that come with the package, against the paper; what a recipe makes; shorter schedules."""
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -76,7 +75,7 @@ def test_the_page_has_every_key_and_what_holds_without_it() -> None:
         for section, kind in SECTIONS.items()
     }
     keys["`[classifier]` of zero-shot tasks"] = {
-        field.name: field.default for field in dataclasses.fields(ClassifierOptions)
+        name: field.default for name, field in ClassifierOptions.model_fields.items()
     }
     for section, wanted in keys.items():
         (row,) = re.findall(rf"^\| {re.escape(section)} \|.*$", page, re.MULTILINE)

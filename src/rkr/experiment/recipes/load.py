@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rkr.errors import UsageError
-from rkr.experiment.recipes.messages import choose, in_words
 from rkr.experiment.recipes.recipe import Recipe
 from rkr.registry import importable
+from rkr.validation import choose, in_words
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -18,20 +18,19 @@ from pydantic import (
 )
 
 from rkr.errors import UsageError
-from rkr.experiment.recipes.messages import check_values, choose, problem
 from rkr.experiment.recipes.settings import (
     List,
     MethodSettings,
     NetworkSettings,
     Order,
     PaperNumber,
-    Settings,
     StreamSettings,
     TrainingSettings,
     ZeroShotSettings,
     method_table,
 )
 from rkr.registry import Entry, methods
+from rkr.validation import Settings, choose, problem, wrong
 
 if TYPE_CHECKING:
     from torch import nn
@@ -110,25 +109,19 @@ class Recipe(Settings):
         return self
 
     def _check_zero_shot(self, stream: ZeroShotSettings) -> None:
-        import inspect
-
         import torch
 
         from rkr.methods.zeroshot import ClassifierOptions
         from rkr.networks.interfaces import is_aligned_vae
 
-        known = inspect.signature(ClassifierOptions, eval_str=True).parameters
-        for name in self.classifier:
-            if name not in known:
-                raise problem(f"classifier.{name}", f"no such key{choose(name, known)}")
-        plain = {name: tuple(v) if isinstance(v, list) else v for name, v in self.classifier.items()}
-        check_values(known, plain, "classifier.")
+        found = wrong(ClassifierOptions, self.classifier)
+        if found is not None:
+            raise problem(f"classifier.{found[0]}", found[1])
         epochs = self.classifier.get("epochs")
         missing = [name for name in stream.datasets if name not in epochs] if isinstance(epochs, dict) else []
         if missing:
             raise problem("classifier.epochs", f"needs a number for {', '.join(missing)} too")
         try:
-            ClassifierOptions.from_json(self.classifier)
             with torch.device("meta"):
                 network = self.network.build()
         except UsageError as error:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Sequence
 from math import floor
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from rkr.errors import UsageError
-from rkr.experiment.recipes.messages import check_values, choose, in_words, problem, shown
-from rkr.registry import NAME, SETTINGS, Dataset, E, Method, Names, Network, datasets, methods, networks
+from rkr.registry import NAME, SETTINGS, Dataset, E, Entry, Method, Names, Network, datasets, methods, networks
+from rkr.validation import Settings, choose, problem, shown
 
 if TYPE_CHECKING:
     from torch import nn
-    from typing_extensions import Self
 
     from rkr.data import Stream
     from rkr.data.download import Data
@@ -29,22 +28,6 @@ List = Field(strict=False)  # a list of the file becomes a tuple
 JOINED = {"split-cifar": ("cifar100",), "mnist-then": ("cifar10", "cifar100")}
 
 
-class Settings(BaseModel):
-    """Unknown keys are refused, types are taken as they are written, nothing changes afterwards."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-    @classmethod
-    def checked(cls, values: dict[str, Any]) -> Self:
-        """From plain values; UsageError if something is wrong with them."""
-        with in_words(cls):
-            return cls.model_validate(values)
-
-    def with_changes(self, **changes: Any) -> Self:
-        """A copy with some values changed, and checked."""
-        return type(self).checked({**dict(self), **changes})
-
-
 def found(table: Names[E], name: str, key: str) -> E:
     """In a validator: the entry of a name."""
     try:
@@ -53,6 +36,13 @@ def found(table: Names[E], name: str, key: str) -> E:
         raise problem(key, f"no {table.what} is called {name!r}{choose(name, table)}") from None
     except UsageError as error:  # a dotted name that cannot be imported
         raise problem(key, str(error)) from None
+
+
+def check_options(entry: Entry, given: dict[str, Any], prefix: str = "", leave_out: Sequence[str] = ()) -> None:
+    """In a validator: refuse options that an entry does not have, and values of another type."""
+    wrong = entry.wrong_option(given, leave_out)
+    if wrong is not None:
+        raise problem(prefix + wrong[0], wrong[1])
 
 
 class StreamSettings(Settings):
@@ -68,7 +58,7 @@ class StreamSettings(Settings):
     first: Positive | None = None  # only so many tasks, the first ones
     limit: Positive | None = None  # training images of a class
     seed: Whole = 0  # which images these two keep
-    options: dict[str, Any] = {}  # for the source, such as the size of images
+    options: dict[str, Any] = Field(default_factory=dict)  # for the source, such as the size of images
 
     @property
     def entry(self) -> Dataset:
@@ -91,12 +81,7 @@ class StreamSettings(Settings):
         entry = found(datasets, self.source, "source")
         if self.kind in JOINED and self.source not in JOINED[self.kind]:
             raise problem("source", f"must be {' or '.join(JOINED[self.kind])} with kind {self.kind!r}")
-        known = entry.parameters
-        for name in self.options:
-            if name not in known:
-                options = choose(name, known) if known else "; it has none"
-                raise problem(f"options.{name}", f"{self.source} has no such option{options}")
-        check_values(known, self.options, "options.")
+        check_options(entry, self.options, "options.")
         self._check_tasks()
         if self.part == "validation" and not self.validation:
             raise problem("validation", "must be above 0 to test on it")
@@ -239,7 +224,7 @@ class NetworkSettings(Settings):
 
     name: str  # a registered one, or the dotted name of a function or class
     head: str = "fc"  # the classification layer, which every task has for itself; networks without one ignore it
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -255,14 +240,7 @@ class NetworkSettings(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> NetworkSettings:
-        known = found(networks, self.name, "name").parameters
-        for name in self.arguments:
-            if name not in known:
-                raise problem(name, f"no such key for {self.name}{choose(name, ('name', 'head', *known))}")
-        for name, parameter in known.items():
-            if parameter.default is parameter.empty and name not in self.arguments:
-                raise problem(name, f"{self.name} needs it, and has no value of its own for it")
-        check_values(known, self.arguments)
+        check_options(found(networks, self.name, "name"), self.arguments)
         return self
 
     @property
@@ -339,7 +317,7 @@ class MethodSettings(Settings):
     """
 
     learner: str
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
     setting: str = SETTINGS[0]
 
     @property
@@ -349,25 +327,12 @@ class MethodSettings(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> MethodSettings:
-        from rkr.core.options import Options
-
         method = found(methods(self.setting), self.learner, "learner")
         for_all = method.learner.recipe_options
-        known = {name: value for name, value in method.options.items() if name not in for_all}
         for name in self.options:
             if name in for_all:
                 raise problem(name, f"the same for all methods, in a section [{name}] of its own")
-            if name not in known:
-                options = choose(name, known) if known else "; it has none"
-                raise problem(name, f"{self.learner} has no such option{options}")
-        rectifying = {field.name for field in dataclasses.fields(Options)}
-        for name in self.options.keys() & rectifying if rectifying <= known.keys() else ():
-            try:
-                Options.from_json({name: self.options[name]})
-            except UsageError as error:
-                raise problem(name, str(error).removeprefix(f"{name} ")) from None
-        plain = {name: p for name, p in method.parameters.items() if p.annotation in (int, float, bool, str)}
-        check_values(plain, {name: value for name, value in self.options.items() if name in plain})
+        check_options(method, self.options, leave_out=for_all)
         return self
 
 

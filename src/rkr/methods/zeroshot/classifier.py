@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
 from rkr.errors import UsageError
+from rkr.validation import Options, sentence, wrong
 
-VALIDATION = "validation"
+VALIDATION: Literal["validation"] = "validation"
 
 
-@dataclass(frozen=True)
-class ClassifierOptions:
+Positive = Annotated[int, Field(ge=1)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class ClassifierOptions(Options):
     """How the classifier of every task is trained.
 
     How many epochs it is trained for decides between seen and unseen classes: many favour the seen ones. The number is
@@ -32,44 +36,24 @@ class ClassifierOptions:
         batch, lr, betas: Of Adam.
     """
 
-    epochs: dict[str, int] | int | str = VALIDATION
-    longest: int = 100
-    seen: int = 200
-    unseen: int = 400
-    source: str = "attributes"
-    batch: int = 32
-    lr: float = 1e-3
-    betas: tuple[float, float] = (0.5, 0.999)
-
-    def __post_init__(self) -> None:
-        numbers = self.epochs.values() if isinstance(self.epochs, dict) else [self.epochs]
-        if self.epochs != VALIDATION and not all(type(n) is int and n >= 1 for n in numbers):
-            raise UsageError(
-                f"classifier.epochs must be whole numbers of at least 1 or 'validation', not {self.epochs!r}"
-            )
-        if self.source not in ("attributes", "images"):
-            raise UsageError(f"classifier.source must be 'attributes' or 'images', not {self.source!r}")
-        if self.epochs == {}:
-            raise UsageError("classifier.epochs must have a number for each task, not none")
-        if not self.lr > 0:
-            raise UsageError(f"classifier.lr must be greater than 0, not {self.lr}")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise UsageError(f"classifier.betas must be two numbers from 0 to below 1, not {list(self.betas)}")
-        for name in ("longest", "seen", "unseen", "batch"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"classifier.{name} must be at least 1, not {getattr(self, name)}")
+    epochs: Annotated[dict[str, Positive], Field(min_length=1)] | Positive | Literal["validation"] = VALIDATION
+    longest: Positive = 100
+    seen: Positive = 200
+    unseen: Positive = 400
+    source: Literal["attributes", "images"] = "attributes"
+    batch: Positive = 32
+    lr: Annotated[float, Field(gt=0)] = 1e-3
+    betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = (0.5, 0.999)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> ClassifierOptions:
-        """From plain values; UsageError for a name that is none of these."""
+        """From plain values."""
         if not isinstance(values, dict):
             raise UsageError(f"classifier must be a table of options, not {values!r}")
-        known = {f.name for f in fields(cls)}
-        unknown = sorted(set(values) - known)
-        if unknown:
-            raise UsageError(f"classifier has no option {unknown[0]!r}; its options: {', '.join(sorted(known))}")
-        given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-        return cls(**given)
+        found = wrong(cls, values)
+        if found is not None:
+            raise UsageError("classifier." + sentence(*found))
+        return cls(**values)
 
     def epochs_of(self, task: str) -> int | None:
         """For how long a task's classifier is trained; None: to be chosen on validation samples."""
