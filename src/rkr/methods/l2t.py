@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
-from rkr.methods.learner import MakeNetwork, ReadSamples, nbytes
+from torch import Tensor
+
+from rkr.methods.learner import MakeNetwork, ReadSamples
 from rkr.methods.shared.anchored import Anchored
 from rkr.registry import register
 
@@ -23,5 +26,5 @@ class L2Transfer(Anchored):
     def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
         self.anchor.put(self.shared(), 1.0)
 
-    def extra_bytes(self) -> int:
-        return nbytes(self.anchor.values)  # the importances are all 1
+    def kept_to_learn(self) -> tuple[Sequence[Tensor], int]:
+        return (), 0  # the importances are all 1

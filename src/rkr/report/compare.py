@@ -100,7 +100,7 @@ def _names(groups: Sequence[tuple[Path, list[Result]]]) -> list[str]:
 def comparison_tables(comparison: Comparison) -> list[Table]:
     """A table of the methods, and a table of their differences from the first."""
     measure, first = comparison.measure, comparison.compared[0]
-    names = ("runs", measure, "forgetting", "agnostic", "incremental", "capacity")
+    names = ("runs", measure, "forgetting", "agnostic", "incremental", "capacity", "capacity to learn")
     found = summary_cells([one.summary for one in comparison.compared], names)
     each = Table(
         caption=caption(
@@ -153,6 +153,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
                 "accuracy": spread_json(s.accuracy),
                 **{key: spread_json(value) for key, value in s.metrics.items()},
                 "capacity": s.capacity,
+                "capacity_to_learn": s.capacity_to_learn,
                 "to_first": None
                 if found is None
                 else {

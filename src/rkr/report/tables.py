@@ -87,8 +87,8 @@ def added_by_a_task(result: Result) -> str:
     return f"each task adds {percent:.2f} % ({parameters:,} parameters), {stored} including its head"
 
 
-WIDE = 135  # characters that the complete summary needs
-COST = ("capacity", "bytes", "s/epoch", "identical", "AOPD", "MOPD")
+WIDE = 154  # characters that the complete summary needs
+COST = ("capacity", "capacity to learn", "bytes", "s/epoch", "identical", "AOPD", "MOPD")
 
 
 def summary_tables(results: Sequence[Result], paper: Paper | None = None, width: int = 80) -> list[Table]:
@@ -159,6 +159,7 @@ def summary_json(results: Sequence[Result], paper: Paper | None = None) -> dict[
                 "aopd": None if s.robustness is None else 100 * s.robustness.mean,
                 "mopd": None if s.robustness is None else 100 * s.robustness.worst,
                 "capacity": s.capacity,
+                "capacity_to_learn": s.capacity_to_learn,
                 "bytes": s.bytes,
                 "epoch_seconds": s.epoch_seconds,
                 "bit_identical": {"same": s.unchanged[0], "pairs": s.unchanged[1]},
