@@ -68,7 +68,8 @@ NEEDLESS: dict[str, dict[str, Needless]] = {
             Needless(("network.decoder.", "attribute_vaes."), ("attribute_vaes.",)),
         ),
         **dict.fromkeys(
-            ("l1", "l2"), Needless(("network.decoder.", "attribute_vaes.", "previous."), ("attribute_vaes.", "previous."))
+            ("l1", "l2"),
+            Needless(("network.decoder.", "attribute_vaes.", "previous."), ("attribute_vaes.", "previous.")),
         ),
         "lzsl": Needless(
             ("network.decoder.", "attribute_vaes.", "previous.", "mask_"), ("attribute_vaes.", "previous.", "mask_")
@@ -167,7 +168,9 @@ def test_what_is_kept_to_learn_is_enough(setting: str, name: str) -> None:
         torch.manual_seed(2)
         learn(each, tasks_of(setting)[2], 2, **KINDS[setting])
     changed = changes(snapshot(learner), other)
-    assert {key for key in changed if not key.startswith((*UNUSED_HEAD, "attribute_vaes.0", "attribute_vaes.1"))} == set()
+    assert {
+        key for key in changed if not key.startswith((*UNUSED_HEAD, "attribute_vaes.0", "attribute_vaes.1"))
+    } == set()
     for mine, theirs in zip(answers(other, setting), answers(learner, setting), strict=True):
         assert torch.equal(mine, theirs)
 
@@ -270,7 +273,13 @@ LENET: dict[str, tuple[int, int]] = {  # ten tasks: beside the network to use th
     "rkr-lite": (10 * 2_230, 0),
 }
 IN_WORDS = {"lwf": (100, 100), "l2t": (100, 100), "si": (100, 198), "pc": (100, 198), "ewc": (100, 297)}
-IN_WORDS |= {"icarl": (100, 151), "eeil": (100, 151), "rps-net": (493, 544), "rkr": (104, 104), "separate": (1000, 1000)}
+IN_WORDS |= {
+    "icarl": (100, 151),
+    "eeil": (100, 151),
+    "rps-net": (493, 544),
+    "rkr": (104, 104),
+    "separate": (1000, 1000),
+}
 
 
 @pytest.mark.parametrize("name", LENET)

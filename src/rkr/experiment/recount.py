@@ -139,7 +139,19 @@ def _zero_shot(run: Recorded, cost: Capacity, number: int) -> Capacity:
     return _keeping(cost, 4 * (run.parameters - cost.network))
 
 
-KNOWN_ZERO_SHOT = ("sft", "l1", "l2", "lzsl", "rkr", "rectify-only", "scale-only", "rkr-k1", "rkr-k4", "rkr-k32", "rkr-random")
+KNOWN_ZERO_SHOT = (
+    "sft",
+    "l1",
+    "l2",
+    "lzsl",
+    "rkr",
+    "rectify-only",
+    "scale-only",
+    "rkr-k1",
+    "rkr-k4",
+    "rkr-k32",
+    "rkr-random",
+)
 
 
 def _train_images(task: Mapping[str, Any]) -> int:

@@ -18,7 +18,7 @@ MODES = ("all", "online")
 
 @register.method(
     "ewc",
-    "EWC: Fisher-weighted penalty; keeps weights and Fisher, about 300 %",
+    "EWC: Fisher-weighted penalty; about 300 % to go on learning",
     citation="Kirkpatrick et al., PNAS 2017",
 )
 class Ewc(Anchored):

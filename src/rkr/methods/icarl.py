@@ -16,7 +16,7 @@ from rkr.registry import register
 
 @register.method(
     "icarl",
-    "iCaRL: exemplars, nearest mean; keeps 2,000 images and the old network, 250 % on LeNet",
+    "iCaRL: exemplars, nearest mean; keeps 2,000 images to go on learning, 151 % on LeNet",
     citation="Rebuffi et al., CVPR 2017",
 )
 class Icarl(Rehearsing):

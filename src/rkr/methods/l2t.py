@@ -12,9 +12,7 @@ from rkr.methods.shared.anchored import Anchored
 from rkr.registry import register
 
 
-@register.method(
-    "l2t", "L2-Transfer: a penalty on leaving old weights; keeps these, about 200 %", citation="Yoon et al., ICLR 2020"
-)
+@register.method("l2t", "L2-Transfer: a penalty on leaving old weights", citation="Yoon et al., ICLR 2020")
 class L2Transfer(Anchored):
     """All weights matter the same, and are held where the previous task left them, so that drift adds up over tasks."""
 

@@ -108,6 +108,7 @@ def _fold(branches: Sequence[nn.Sequential]) -> nn.Module:
     "rps-net",
     "RPS-Net: random paths through parallel modules; else keeps as iCaRL",
     citation="Rajasegaran et al., NeurIPS 2019",
+    search={"candidates": 8},
 )
 class RpsNet(Rehearsing):
     """Random paths through parallel modules; exemplars, and a distillation whose weight grows with the tasks.

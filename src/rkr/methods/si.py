@@ -16,7 +16,7 @@ from rkr.registry import register
 
 @register.method(
     "si",
-    "SI: penalty weighted by path integrals; keeps weights and these, about 300 %",
+    "SI: penalty weighted by path integrals; about 200 % to go on learning",
     citation="Zenke et al., ICML 2017",
 )
 class SynapticIntelligence(Anchored):

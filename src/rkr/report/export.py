@@ -106,7 +106,7 @@ def _summary(name: str, summaries: Sequence[Summary]) -> Sheet | None:
         row += [None, None] if s.paper is None else s.paper
         row += [None, None] if s.robustness is None else [s.robustness.mean, s.robustness.worst]
         raw_rows.append([*row, s.capacity, s.capacity_to_learn, s.bytes, s.epoch_seconds, *s.unchanged])
-    printed = [[s.method, *(column[i].text for column in cells.values())] for i, s in enumerate(summaries)]
+    printed = [[s.name, *(column[i].text for column in cells.values())] for i, s in enumerate(summaries)]
     return Sheet(name, ["method", *cells], printed, raw_header, raw_rows)
 
 

@@ -17,6 +17,7 @@ from rkr.experiment import metrics
 from rkr.experiment.metrics import OrderRobustness, Spread, spread
 from rkr.experiment.results import Result
 from rkr.report.groups import by_method
+from rkr.report.search import marked
 from rkr.report.statistics import verdict
 
 Paper = Mapping[str, tuple[float, float | None]]
@@ -105,6 +106,7 @@ class Summary:
     """The finished runs of one method, in fractions. None means not available."""
 
     method: str
+    name: str  # as tables show it: marked if less was searched than published
     measure: str  # "accuracy", or "H" for zero-shot tasks
     runs: tuple[str, ...]  # orders and seeds
     by_run: tuple[float, ...]  # average accuracy of each run
@@ -143,6 +145,7 @@ def _summary(method: str, runs: Sequence[Result], separate: Mapping[str, Result]
     to_learn = [percent for run in runs if (percent := run.costs[-1].percent_to_learn) is not None]
     return Summary(
         method=method,
+        name=marked(method, runs),
         measure=runs[0].measure,
         runs=tuple(run.label for run in runs),
         by_run=tuple(averages),
@@ -281,13 +284,14 @@ COLUMNS = {
     ),
     **{metric.column: _metric(key, metric) for key, metric in METRICS.items()},
     "AOPD": Column(
-        "average order-normalized performance disparity: mean over class groups, in points",
+        "average order-normalized performance disparity: mean over class groups, in points; from five orders on",
         lambda s: _percent(None if s.robustness is None else s.robustness.mean),
-        "AOPD, MOPD: average and maximum disparity between orders",
-        "The mean over class groups of the difference between the best and the worst order.",
+        "AOPD, MOPD: average and maximum disparity between five orders or more",
+        "The mean over class groups of the difference between the best and the worst order. From five orders on: the "
+        "difference grows with their number.",
     ),
     "MOPD": Column(
-        "maximum order-normalized performance disparity: maximum over class groups, in points",
+        "maximum order-normalized performance disparity: maximum over class groups, in points; from five orders on",
         lambda s: _percent(None if s.robustness is None else s.robustness.worst),
         formula="The maximum over class groups of the difference between the best and the worst order.",
     ),

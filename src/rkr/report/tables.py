@@ -14,6 +14,7 @@ from rich.text import Text
 from rkr.experiment.metrics import Spread
 from rkr.experiment.results import Result
 from rkr.report.protocol import ANOTHER_FIRST
+from rkr.report.search import search_note
 from rkr.report.summary import (
     COLUMNS,
     NOTHING,
@@ -120,6 +121,7 @@ def summary_table(
             f"mean {_named(results[0].measure)} over all tasks after the last one, in %" if shown in cells else "",
             "± 95 % confidence interval over runs" if several and shown in cells else "",
             *(COLUMNS[name].short for name in cells),
+            search_note(run for summary in summaries for run in results if run.method == summary.method),
         ),
         **LOOK,
     )
@@ -127,7 +129,7 @@ def summary_table(
     for name in cells:
         table.add_column(name, justify="right", overflow="fold")
     for i, summary in enumerate(summaries):
-        table.add_row(Text(summary.method), *(Text(column[i].text) for column in cells.values()))
+        table.add_row(Text(summary.name), *(Text(column[i].text) for column in cells.values()))
     if summaries and unfinished:
         table.add_section()
     for result in unfinished:
