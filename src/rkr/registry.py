@@ -131,9 +131,15 @@ class Entry:
 
 @dataclass(frozen=True, eq=False)
 class Method(Entry):
-    """A subclass of `rkr.Learner`, with some of its options set."""
+    """A subclass of `rkr.Learner`, with some of its options set.
+
+    Attributes:
+        preset: Options that differ from the defaults.
+        search: Options that say how much is searched, as its authors set them. Tables mark runs with smaller values.
+    """
 
     preset: Mapping[str, Any] = field(default_factory=dict)
+    search: Mapping[str, int] = field(default_factory=dict)
 
     kind: ClassVar[str] = "method"
     not_options: ClassVar[tuple[str, ...]] = ("make", "head")
@@ -359,7 +365,13 @@ class Register:
     """Decorators that register methods, networks and datasets under a name, and `layer` for kinds of layers."""
 
     def method(
-        self, name: str, description: str = "", *, citation: str = "", preset: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        description: str = "",
+        *,
+        citation: str = "",
+        preset: Mapping[str, Any] | None = None,
+        search: Mapping[str, int] | None = None,
     ) -> Callable[[T], T]:
         """Register a subclass of `rkr.Learner` as a method.
 
@@ -368,11 +380,13 @@ class Register:
             description: One line. Default: the first line of the docstring.
             citation: Where it was published.
             preset: Options that differ from the defaults. A class may have several names with different presets.
+            search: Options that say how much is searched, as its authors set them: tables mark runs with less.
         """
 
         def add(made: T) -> T:
             Method.check(made, place(made))
-            return self._add(methods(made.setting), Method, made, name, description, citation, preset=preset or {})  # type: ignore[attr-defined]
+            more = {"preset": preset or {}, "search": search or {}}
+            return self._add(methods(made.setting), Method, made, name, description, citation, **more)  # type: ignore[attr-defined]
 
         return add
 

@@ -343,7 +343,7 @@ IMAGE = 3 * 32 * 32
 
 
 @pytest.mark.parametrize("name", ["icarl", "eeil"])
-def test_capacity_counts_images_and_the_old_network(name: str) -> None:
+def test_capacity_counts_images_to_go_on_and_no_copy_of_the_network(name: str) -> None:
     learner = cast("Rehearsing", METHODS[name].build(lambda: rkr.networks.lenet(classes=100), "fc"))
     learner.sample_bytes.fill_(IMAGE)
     for number in range(10):
@@ -351,16 +351,16 @@ def test_capacity_counts_images_and_the_old_network(name: str) -> None:
         learner.memory.keep([torch.arange(500)] * 10)
         assert len(learner.memory) == 2000 // (10 * number + 10) * (10 * number + 10)
     assert len(learner.memory) == 2000
-    old = 4 * (PLAIN - 501 * 10) + STATISTICS  # without the newest head
-    means = 4 * 100 * 500 if name == "icarl" else 0
+    biases = 4 * 100 if name == "icarl" else 0  # of heads, which the means of its classes have not
     capacity = learner.capacity()
-    assert capacity.bytes == 4 * PLAIN + STATISTICS + old + 2000 * IMAGE + means
-    assert capacity.parameters == PLAIN + (old + 2000 * IMAGE + means) // 4
-    assert capacity.percent == pytest.approx(252.0 if name == "icarl" else 250.4, abs=0.05)
+    assert capacity.bytes == 4 * PLAIN + STATISTICS - biases
+    assert capacity.bytes_to_learn == 4 * PLAIN + STATISTICS + 2000 * IMAGE
+    assert capacity.percent == 100
+    assert capacity.percent_to_learn == pytest.approx(150.56, abs=0.005)
 
 
 def test_an_image_s_size_is_what_is_read() -> None:
     learner, pool = built("icarl", memory=20)
     pool.train(0)
     assert learner.sample_bytes == 16
-    assert learner.extra_bytes() == 18 * 16 + 3 * 128 * 8
+    assert learner.kept_to_learn() == ((), 18 * 16)

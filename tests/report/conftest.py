@@ -47,6 +47,11 @@ def lines_of(
                     "percent": 100.0 + number,
                     "bytes": 4000 + 1000 * number,
                     "multiply_adds": 123456,
+                    "learning": {
+                        "parameters": 1000 + 20 * number,
+                        "percent": 100.0 + 2 * number,
+                        "bytes": 4000 + 2000 * number,
+                    },
                 },
             }
         )

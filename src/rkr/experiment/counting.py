@@ -85,9 +85,10 @@ def count(
         begun(method, make, head or "", {}, each, lambda made: after.append(made.capacity()), zero_shot)
         before = method.learner.learns_its_size
         note = f"training decides on the size of {name}: {before}" if before else ""
-        rows = [{**asdict(one), "percent": one.percent} for one in after]
+        rows = [{**asdict(one), **_shares(one)} for one in after]
         return _table(after, note), {"method": name, "note": note, "after": rows}
     options = {key: value for key, value in method.options.items() if key in Options().to_json()}
+    made = network
     network = cast("nn.Module", network.encoder) if zero_shot else network
     model = RectifiedModel(network, Options.from_json(options if rank is None else {**options, "rank": rank}), head)
     with warnings.catch_warnings():
@@ -96,18 +97,30 @@ def count(
             model.add_task(f"task {number}", classes=None if head is None else classes // tasks)
     cost = model.cost(shape)
     totals = {"percent": cost.percent, "total_percent": cost.total_percent, "total_bytes": cost.total_bytes}
-    return str(cost), {**totals, **asdict(cost)}
+    further = [p for p in made.parameters() if all(p is not own for own in model.network.parameters())]
+    own = sum(task.parameters for task in cost.tasks)
+    kept = Capacity(cost.network + own, cost.network, cost.total_bytes, None).keeping(further)
+    text = f"{cost}\nto go on learning: {kept.percent_to_learn:.2f} %, {kept.bytes_to_learn:,} bytes"
+    return text, {**totals, **asdict(cost), **_shares(kept), "percent": cost.percent}
+
+
+def _shares(one: Capacity) -> dict[str, float | int | None]:
+    return {"percent": one.percent, "percent_to_learn": one.percent_to_learn, "bytes_to_learn": one.bytes_to_learn}
 
 
 def _table(after: Sequence[Capacity], note: str) -> str:
     """The capacity after each task."""
-    rows = [("tasks", "parameters", "%", "bytes", "multiply-adds")]
+    rows = [("tasks", "parameters", "%", "bytes", "% to learn", "bytes to learn", "multiply-adds")]
     for number, one in enumerate(after, 1):
-        macs = "unknown" if one.multiply_adds is None else f"{one.multiply_adds:,}"
-        rows.append((str(number), f"{one.parameters:,}", f"{one.percent:.2f}", f"{one.bytes:,}", macs))
+        macs, percent, size = (
+            "unknown" if value is None else f"{value:{digits}}"
+            for value, digits in ((one.multiply_adds, ","), (one.percent_to_learn, ".2f"), (one.bytes_to_learn, ","))
+        )
+        used = (f"{one.parameters:,}", f"{one.percent:.2f}", f"{one.bytes:,}")
+        rows.append((str(number), *used, percent, size, macs))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
-    lines.append(f"100 % are the {after[0].network:,} parameters of the plain network")
+    lines.append(f"100 % are the {after[0].network:,} parameters of the plain network; to learn: to go on learning too")
     return "\n".join([*lines, note] if note else lines)
 
 

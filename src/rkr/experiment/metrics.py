@@ -17,6 +17,7 @@ Matrix = Sequence[Sequence[float]]
 
 
 FOR_A_BAND = 3  # runs: of two, the interval is as wide as a figure
+ORDERS = 5  # from which AOPD and MOPD are computed: as many as in the paper
 
 
 @dataclass(frozen=True)
@@ -96,9 +97,9 @@ def order_robustness(results: Sequence[Result]) -> OrderRobustness | None:
     """For each group of classes c, max_r p_rc - min_r p_rc over runs r in different orders; its mean and maximum.
 
     p_rc is the final accuracy in run r on the task of these classes. None unless all runs are finished and have the
-    same groups, all different, or if there is only one order.
+    same groups, all different, or if there are fewer than `ORDERS` orders: a range grows with their number.
     """
-    if len({result.order for result in results}) < 2 or not all(result.finished for result in results):
+    if len({result.order for result in results}) < ORDERS or not all(result.finished for result in results):
         return None
     finals = []
     for result in results:

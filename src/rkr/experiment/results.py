@@ -11,15 +11,16 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rkr.capacity import Capacity
 from rkr.errors import FileError
+from rkr.experiment.recount import Recorded, recounted
 from rkr.versions import Format
 
-RUN_FORMAT = Format("rkr-results", 1)
+RUN_FORMAT = Format("rkr-results", 2, {1: lambda run: run})  # lines of version 1 have one size: see `recount`
 CLASSIFICATION, ZERO_SHOT = ("accuracy", "top5"), ("H", "U", "S")
 RUN, RESULTS, TIMES = "run.json", "results.jsonl", "times.jsonl"
 SECTIONS = ("stream", "network", "training", "options")  # of the settings: objects, if they are there
@@ -123,6 +124,7 @@ def read_result(folder: str | os.PathLike[str], epochs: bool = True) -> Result:
     proofs: list[Mapping[str, str]] = []
     unchanged: list[bool | None] = []
     costs: list[Capacity] = []
+    recorded_before = 0  # lines of tasks in format 1
     learned: list[Epoch] = []
     finished = False
     for line in read_lines(folder / RESULTS, without=b"" if epochs else EPOCH_LINE):
@@ -151,14 +153,23 @@ def read_result(folder: str | os.PathLike[str], epochs: bool = True) -> Result:
         proofs.append(line.texts("proof"))
         unchanged.append(line.flag("unchanged"))
         cost = line.object("cost")
-        multiply_adds = None if cost.get("multiply_adds") is None else cost.integer("multiply_adds")
-        costs.append(
-            Capacity.from_json(
-                cost.integer("parameters"), cost.positive("percent"), cost.integer("bytes"), multiply_adds
-            )
-        )
+        if run.values["format"] in (1, "1") and "learning" not in cost.values:
+            recorded_before += 1
+            costs.append(_size(cost, cost))
+        else:
+            costs.append(_size(cost, cost.object("learning")))
 
-    order = run.get("order")
+    order, settings = run.get("order"), _settings(run.object("settings"))
+    if recorded_before:
+        before = Recorded(
+            str(settings.get("learner", run.name("method"))),
+            settings.get("options") or {},
+            unseen,
+            _mapping(run.values.get("network")).get("parameters"),
+            stream.values.get("input_shape", []),
+            stream.list("tasks"),
+        )
+        costs[:recorded_before] = recounted(before, costs[:recorded_before])
     return Result(
         folder=folder,
         recipe=run.name("recipe"),
@@ -167,7 +178,7 @@ def read_result(folder: str | os.PathLike[str], epochs: bool = True) -> Result:
         seed=run.integer("seed"),
         tasks=tasks,
         groups=groups,
-        settings=_settings(run.object("settings")),
+        settings=settings,
         record=run.values,
         measures={name: tuple(rows) for name, rows in measures.items()},
         agnostic=tuple(agnostic),
@@ -223,6 +234,24 @@ def _settings(settings: _Fields) -> Mapping[str, Any]:
     if level:
         raise FileError(f"{settings.where}: more than {DEEPEST} levels")
     return settings.values
+
+
+def _size(cost: _Fields, learning: _Fields) -> Capacity:
+    """Of a task's line; without `learning` what that takes is not known."""
+    multiply_adds = None if cost.get("multiply_adds") is None else cost.integer("multiply_adds")
+    found = Capacity.from_json(
+        cost.integer("parameters"), cost.positive("percent"), cost.integer("bytes"), multiply_adds
+    )
+    if learning is cost:
+        return found
+    more, size = learning.integer("parameters") - found.parameters, learning.integer("bytes") - found.bytes
+    if more < 0 or size < 0:
+        raise FileError(f"{learning.where}: less than what is kept to use the tasks")
+    return replace(found, further=more, further_bytes=size)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _items(node: dict[str, Any] | list[Any]) -> Iterable[Any]:

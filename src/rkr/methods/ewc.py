@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
+
+from torch import Tensor
 
 from rkr.errors import UsageError
 from rkr.methods.learner import MakeNetwork, ReadSamples
@@ -15,7 +18,7 @@ MODES = ("all", "online")
 
 @register.method(
     "ewc",
-    "EWC: Fisher-weighted penalty; keeps weights and Fisher, about 300 %",
+    "EWC: Fisher-weighted penalty; about 300 % to go on learning",
     citation="Kirkpatrick et al., PNAS 2017",
 )
 class Ewc(Anchored):
@@ -66,3 +69,9 @@ class Ewc(Anchored):
             self.anchor.add(shared, found)
         else:
             self.anchor.renew(shared, found, self.gamma)
+
+    def kept_to_learn(self) -> tuple[Sequence[Tensor], int]:
+        """With "all", the middle of the sum of parabolas too, from the second task on: it is no network's weights."""
+        importances, samples = super().kept_to_learn()
+        middle = list(self.anchor.values) if self.mode == "all" and self.task.number else []
+        return [*importances, *middle], samples

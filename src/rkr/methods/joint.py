@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rkr.methods.learner import Outcome, decay_groups
+from rkr.methods.learner import MakeNetwork, Outcome, ReadSamples, decay_groups
 from rkr.methods.shared.one_network import ONE_PASS, OneNetwork
 from rkr.registry import register
 
@@ -24,10 +24,29 @@ class Joint(OneNetwork):
         bn: Batch normalisation: "shared" by all tasks, or "frozen" after the first one.
     """
 
+    sample_bytes: Tensor
+
     bn_choices: ClassVar[tuple[str, ...]] = ONE_PASS
+
+    learns_its_size = "this is without the samples, all of which are kept to go on learning"
+
+    def __init__(self, make: MakeNetwork, head: str, *, bn: str = "shared") -> None:
+        super().__init__(make, head, bn=bn)
+        self.register_buffer("sample_bytes", torch.zeros((), dtype=torch.int64))  # of all so far: one for each value
 
     def rehearse(self, images: Sequence[int]) -> Mapping[int, Tensor | None]:
         return {task.number: None for task in self.seen}
+
+    def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
+        self.sample_bytes.fill_(sum(x.numel() for x, _ in train()))
+
+    def kept_to_learn(self) -> tuple[Sequence[Tensor], int]:
+        """The samples of all tasks."""
+        return (), int(self.sample_bytes)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """States of earlier versions do not tell how large samples are."""
+        return super().load_state_dict({"sample_bytes": self.sample_bytes, **state_dict}, strict, assign)
 
     def groups(self) -> list[dict[str, Any]]:
         return decay_groups(self.network)

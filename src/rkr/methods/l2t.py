@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
-from rkr.methods.learner import MakeNetwork, ReadSamples, nbytes
+from torch import Tensor
+
+from rkr.methods.learner import MakeNetwork, ReadSamples
 from rkr.methods.shared.anchored import Anchored
 from rkr.registry import register
 
 
-@register.method(
-    "l2t", "L2-Transfer: a penalty on leaving old weights; keeps these, about 200 %", citation="Yoon et al., ICLR 2020"
-)
+@register.method("l2t", "L2-Transfer: a penalty on leaving old weights", citation="Yoon et al., ICLR 2020")
 class L2Transfer(Anchored):
     """All weights matter the same, and are held where the previous task left them, so that drift adds up over tasks."""
 
@@ -23,5 +24,5 @@ class L2Transfer(Anchored):
     def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
         self.anchor.put(self.shared(), 1.0)
 
-    def extra_bytes(self) -> int:
-        return nbytes(self.anchor.values)  # the importances are all 1
+    def kept_to_learn(self) -> tuple[Sequence[Tensor], int]:
+        return (), 0  # the importances are all 1

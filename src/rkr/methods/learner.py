@@ -225,7 +225,7 @@ class Learner(nn.Module):
         return task, answers.gather(0, task[None])[0]
 
     def capacity(self) -> Capacity:
-        """What it takes to keep what was learned."""
+        """What must be kept between tasks, by `rkr.capacity.RULE`."""
         raise NotImplementedError
 
     def notes(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from rkr.registry import register
 
 
 @register.method(
-    "lwf", "LwF: distils old heads on new images; keeps the old network, about 200 %", citation="Li & Hoiem, ECCV 2016"
+    "lwf", "LwF: old heads go on answering as before a task, on its images", citation="Li & Hoiem, ECCV 2016"
 )
 class Lwf(Taught):
     """On images of the new task, old heads go on answering as they did: cross-entropy + λ Σ_old distillation.

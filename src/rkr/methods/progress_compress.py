@@ -21,7 +21,9 @@ from rkr.registry import register
 
 
 @register.method(
-    "pc", "P&C: an active column, distilled with online EWC; keeps about 300 %", citation="Schwarz et al., ICML 2018"
+    "pc",
+    "P&C: an active column, distilled with online EWC; about 200 % to go on learning",
+    citation="Schwarz et al., ICML 2018",
 )
 class ProgressCompress(Anchored):
     """Two columns: the knowledge base, which answers, and an active one that learns each task with its help.

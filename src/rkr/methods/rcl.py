@@ -109,7 +109,10 @@ class Controller(nn.Module):
 
 
 @register.method(
-    "rcl", "RCL: a policy searches how much wider a task makes each layer", citation="Xu & Zhu, NeurIPS 2018"
+    "rcl",
+    "RCL: a policy searches how much wider a task makes each layer",
+    citation="Xu & Zhu, NeurIPS 2018",
+    search={"trials": 50},
 )
 class ReinforcedLearning(Growing):
     """Grow for each task as a policy says, keep the best of its proposals, and train nothing but what is new.

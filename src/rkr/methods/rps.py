@@ -14,6 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -107,6 +108,7 @@ def _fold(branches: Sequence[nn.Sequential]) -> nn.Module:
     "rps-net",
     "RPS-Net: random paths through parallel modules; else keeps as iCaRL",
     citation="Rajasegaran et al., NeurIPS 2019",
+    search={"candidates": 8},
 )
 class RpsNet(Rehearsing):
     """Random paths through parallel modules; exemplars, and a distillation whose weight grows with the tasks.
@@ -256,14 +258,14 @@ class RpsNet(Rehearsing):
         self.memory.keep([r[torch.randperm(len(r))] for r in rows])
 
     def capacity(self) -> Capacity:
-        """All modules on paths are kept and computed, beside what `Rehearsing` keeps."""
+        """All modules on paths are kept and computed."""
         kept, macs = super().capacity(), self._plain.multiply_adds
         branches = [b for layer in self._parallel(self.network) for b in list(layer.branches.values())[1:]]
         more = sum(p.numel() for branch in branches for p in branch.parameters())
         if macs is not None:
             for layer, of_module in zip(self._parallel(self.network), self._macs, strict=True):
                 macs += (len(layer.branches) - 1) * of_module
-        return Capacity(kept.parameters + more, kept.network, kept.bytes, macs)
+        return replace(kept, parameters=kept.parameters + more, multiply_adds=macs)
 
     def notes(self) -> dict[str, Any]:
         return {"path": self.paths[-1]}

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rkr.errors import UsageError
-from rkr.methods.learner import MakeNetwork, ReadSamples, SeenTask, nbytes
+from rkr.methods.learner import MakeNetwork, ReadSamples, SeenTask
 from rkr.methods.shared.anchored import Anchored, require_strength
 from rkr.registry import register
 
 
 @register.method(
     "si",
-    "SI: penalty weighted by path integrals; keeps weights and these, about 300 %",
+    "SI: penalty weighted by path integrals; about 200 % to go on learning",
     citation="Zenke et al., ICML 2017",
 )
 class SynapticIntelligence(Anchored):
@@ -73,6 +73,3 @@ class SynapticIntelligence(Anchored):
         for p, start, path, old in zip(shared, starts, self.path, self.anchor.importance, strict=True):
             importance.append((old + path / ((p - start).square() + self.damping)).clamp(min=0))
         self.anchor.put(shared, importance)
-
-    def extra_bytes(self) -> int:
-        return nbytes(self.anchor)  # paths are of the task being learned

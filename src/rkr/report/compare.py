@@ -16,6 +16,7 @@ from rkr.experiment.results import Result
 from rkr.report.groups import named_apart
 from rkr.report.protocol import Protocol, protocol, require_one_protocol
 from rkr.report.scan import Skipped, collect
+from rkr.report.search import marked, search_note
 from rkr.report.statistics import Paired, paired
 from rkr.report.summary import COLUMNS, NOTHING, Summary, points, progress, summarise, summary_cells
 from rkr.report.tables import LOOK, caption, spread_json
@@ -37,6 +38,7 @@ class Comparison:
     protocol: Protocol
     compared: tuple[Compared, ...]
     skipped: tuple[Skipped, ...]  # includes unfinished runs
+    search: str = ""  # what marks of names mean
 
     @property
     def measure(self) -> str:
@@ -81,10 +83,11 @@ def compare(folders: Sequence[str | os.PathLike[str]]) -> Comparison:
     return Comparison(
         protocol=protocol(first[0]),
         compared=tuple(
-            Compared(name, summarise(runs)[0], None if runs is first else paired(first, runs))
+            Compared(marked(name, runs), summarise(runs)[0], None if runs is first else paired(first, runs))
             for name, (_, runs) in zip(_names(groups), groups, strict=True)
         ),
         skipped=tuple(skipped.values()),
+        search=search_note(run for _, runs in groups for run in runs),
     )
 
 
@@ -100,12 +103,13 @@ def _names(groups: Sequence[tuple[Path, list[Result]]]) -> list[str]:
 def comparison_tables(comparison: Comparison) -> list[Table]:
     """A table of the methods, and a table of their differences from the first."""
     measure, first = comparison.measure, comparison.compared[0]
-    names = ("runs", measure, "forgetting", "agnostic", "incremental", "capacity")
+    names = ("runs", measure, "forgetting", "agnostic", "incremental", "capacity", "capacity to learn")
     found = summary_cells([one.summary for one in comparison.compared], names)
     each = Table(
         caption=caption(
             f"mean {measure} over all tasks after the last one, in %, ± 95 % confidence interval over runs",
             *(COLUMNS[name].short for name in found),
+            comparison.search,
             f"protocol {comparison.protocol.hash}",
         ),
         **LOOK,
@@ -153,6 +157,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
                 "accuracy": spread_json(s.accuracy),
                 **{key: spread_json(value) for key, value in s.metrics.items()},
                 "capacity": s.capacity,
+                "capacity_to_learn": s.capacity_to_learn,
                 "to_first": None
                 if found is None
                 else {

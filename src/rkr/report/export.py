@@ -96,8 +96,8 @@ def _summary(name: str, summaries: Sequence[Summary]) -> Sheet | None:
     cells = summary_cells(summaries)
     raw_header = ["method", "measure", "runs"]
     raw_header += [f"{key}{of}" for key in ("accuracy", *METRICS) for of in ("", "_std", "_half_width")]
-    raw_header += ["paper_percent", "paper_half_width_percent", "aopd", "mopd", "capacity_percent", "bytes"]
-    raw_header += ["epoch_seconds", "identical_pairs", "pairs"]
+    raw_header += ["paper_percent", "paper_half_width_percent", "aopd", "mopd", "capacity_percent"]
+    raw_header += ["capacity_to_learn_percent", "bytes", "epoch_seconds", "identical_pairs", "pairs"]
     raw_rows = []
     for s in summaries:
         row: list[Any] = [s.method, s.measure, len(s.runs)]
@@ -105,8 +105,8 @@ def _summary(name: str, summaries: Sequence[Summary]) -> Sheet | None:
             row += [None] * 3 if value is None else [value.mean, value.std, value.half_width]
         row += [None, None] if s.paper is None else s.paper
         row += [None, None] if s.robustness is None else [s.robustness.mean, s.robustness.worst]
-        raw_rows.append([*row, s.capacity, s.bytes, s.epoch_seconds, *s.unchanged])
-    printed = [[s.method, *(column[i].text for column in cells.values())] for i, s in enumerate(summaries)]
+        raw_rows.append([*row, s.capacity, s.capacity_to_learn, s.bytes, s.epoch_seconds, *s.unchanged])
+    printed = [[s.name, *(column[i].text for column in cells.values())] for i, s in enumerate(summaries)]
     return Sheet(name, ["method", *cells], printed, raw_header, raw_rows)
 
 

@@ -34,6 +34,7 @@ from rkr.experiment.results import Result
 from rkr.report.groups import by_method
 from rkr.report.looks import look_of
 from rkr.report.names import file_stems, shortened
+from rkr.report.search import MARK, less_search, marked
 from rkr.report.summary import Paper, spreads, summarise
 
 SINGLE, DOUBLE = 3.3, 6.9  # inches: one and two columns of a paper
@@ -80,7 +81,7 @@ def accuracy_over_tasks(results: Sequence[Result], path: str | os.PathLike[str])
             found = spreads(metrics.running_mean(run.matrix) for run in runs if run.finished)
             if found:
                 x, y = range(1, tasks + 1), np.array([100 * s.mean for s in found])
-                (line,) = axes.plot(x, y, label=method, **look)
+                (line,) = axes.plot(x, y, label=marked(method, runs), **look)
                 lines.append((y[-1], line))
                 if found[0].n >= metrics.FOR_A_BAND:
                     several = True
@@ -99,7 +100,7 @@ def accuracy_over_tasks(results: Sequence[Result], path: str | os.PathLike[str])
         axes.set_xlabel("tasks learned")
         axes.set_ylabel(f"mean {results[0].measure} on tasks learned (%)")
         bands = " (bands: 95 % confidence intervals over runs)" if several else ""
-        axes.set_title(shortened(results[0].recipe, NAME) + bands, loc="left")
+        axes.set_title(shortened(results[0].recipe, NAME) + bands + _marks(results), loc="left")
         _percents(axes)
         axes.set_xlim(0.7, tasks + 0.3)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))
@@ -247,25 +248,37 @@ def accuracy_against_capacity(
 ) -> list[Path]:
     """Accuracy against capacity: one point per method with its 95 % confidence interval. Hollow points are the paper's.
 
-    `paper` holds the paper's accuracy and half-width of each method, `capacity` its capacity, all in percent.
+    A line leads from what must be kept to use all tasks to what must be kept to go on learning too. `paper` holds the
+    paper's accuracy and half-width of each method, `capacity` its capacity, all in percent.
     """
     summaries = summarise(results)
     if not summaries:
         raise UsageError("no finished runs")
     dots = [
-        (s.method, s.capacity, 100 * s.accuracy.mean, s.accuracy.half_width and 100 * s.accuracy.half_width, "full")
+        (
+            s.method,
+            s.name,
+            s.capacity,
+            100 * s.accuracy.mean,
+            s.accuracy.half_width and 100 * s.accuracy.half_width,
+            "full",
+        )
         for s in summaries
     ]
+    to_learn = {s.method: s.capacity_to_learn for s in summaries if s.capacity_to_learn is not None}
     dots += [
-        (f"{method} (paper)", capacity[method], value, half, "none")
+        (method, f"{method} (paper)", capacity[method], value, half, "none")
         for method, (value, half) in (paper or {}).items()
         if capacity and method in capacity
     ]
     with _figure((DOUBLE, 3.2)) as figure:
         axes = figure.add_subplot()
         points = []
-        for label, x, y, half, fill in dots:
-            look = _look(label.removesuffix(" (paper)"))
+        for method, label, x, y, half, fill in dots:
+            look = _look(method)
+            further = to_learn.get(method, x)
+            if fill == "full" and further > x:
+                axes.plot([x, further], [y, y], color=look["color"], linewidth=0.9, marker="|", markevery=[1])
             point = axes.errorbar(
                 x,
                 y,
@@ -279,21 +292,25 @@ def accuracy_against_capacity(
                 **look,
             )
             points.append((y, label, point))
-        reach = [x for _, x, *_ in dots] + [100.0]
+        reach = [x for _, _, x, *_ in dots] + [*to_learn.values(), 100.0]
         if max(reach) / min(reach) >= 1.5:
             # Most methods are just above 100 %, some at several times that.
             axes.set_xscale("function", functions=(_above, _from_above))
             ticks = [50, 100, 101, 102, 105, 110, 120, 150, 200, 500, 1000, 2000, 5000, 10000]
             axes.set_xticks([tick for tick in ticks if min(reach) <= tick <= max(reach)])
             axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xlabel("capacity (% of the original network)")
+        axes.set_xlabel("capacity to use all tasks, and to go on learning (line), in % of the original network")
         axes.set_ylabel(f"final {results[0].measure} (%)")
-        axes.set_title(shortened(results[0].recipe, NAME), loc="left")
+        axes.set_title(shortened(results[0].recipe, NAME) + _marks(results), loc="left")
         axes.grid(axis="y")
         _percents(axes)
         points.sort(key=lambda entry: -entry[0])
         _legend(figure, [point for *_, point in points], [label for _, label, _ in points])
         return _write(figure, path)
+
+
+def _marks(results: Sequence[Result]) -> str:
+    return f" ({MARK} less search than published)" if any(map(less_search, results)) else ""
 
 
 def _above(capacity: Any) -> Any:

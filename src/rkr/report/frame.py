@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
 
 BEFORE = ("recipe", "method", "order", "seed", "protocol", "task", "task_number", "after", "after_number")
-COST = ("capacity_percent", "bytes", "parameters", "multiply_adds")
+COST = ("capacity_percent", "capacity_to_learn_percent", "bytes", "bytes_to_learn", "parameters", "multiply_adds")
 AFTER = ("agnostic", "unchanged", *COST, "finished", "folder", "commit", "train_seconds")
-TYPES = {  # equal for all runs; multiply_adds and unchanged may be missing
+TYPES = {  # equal for all runs; multiply_adds, bytes_to_learn and unchanged may be missing
     **dict.fromkeys(("seed", "task_number", "after_number", "bytes", "parameters"), "int64"),
-    **dict.fromkeys(("agnostic", "capacity_percent", "train_seconds"), "float64"),
-    **{"multiply_adds": "Int64", "unchanged": "boolean", "finished": "bool"},
+    **dict.fromkeys(("agnostic", "capacity_percent", "capacity_to_learn_percent", "train_seconds"), "float64"),
+    **{"multiply_adds": "Int64", "bytes_to_learn": "Int64", "unchanged": "boolean", "finished": "bool"},
 }
 
 
@@ -36,7 +36,8 @@ def results(root: str | os.PathLike[str], *more: str | os.PathLike[str]) -> pd.D
         accuracy, top5, or H, U, S for zero-shot tasks: Fractions, with the task given.
         agnostic: Task-agnostic accuracy, NaN if it was not computed.
         unchanged: Whether the logits of the task are bit-identical to those when it was learned.
-        capacity_percent, bytes, parameters, multiply_adds: The cost of the network and all tasks learned so far.
+        capacity_percent, bytes, parameters, multiply_adds: What must be kept, and computed, to use all tasks so far.
+        capacity_to_learn_percent, bytes_to_learn: What must be kept to use them and to go on learning.
         finished, folder, commit: The run's state, location and code version.
         train_seconds: Training time of the task `after`.
 
@@ -79,7 +80,9 @@ def _rows(result: Result) -> Iterator[dict[str, Any]]:
             "after": result.tasks[i],
             "after_number": i + 1,
             "capacity_percent": cost.percent,
+            "capacity_to_learn_percent": cost.percent_to_learn,
             "bytes": cost.bytes,
+            "bytes_to_learn": cost.bytes_to_learn,
             "parameters": cost.parameters,
             "multiply_adds": cost.multiply_adds,
             "train_seconds": seconds.get(i + 1),

@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from rkr.capacity import RULE
 from rkr.experiment import metrics
 from rkr.experiment.metrics import OrderRobustness, Spread, spread
 from rkr.experiment.results import Result
 from rkr.report.groups import by_method
+from rkr.report.search import marked
 from rkr.report.statistics import verdict
 
 Paper = Mapping[str, tuple[float, float | None]]
@@ -104,6 +106,7 @@ class Summary:
     """The finished runs of one method, in fractions. None means not available."""
 
     method: str
+    name: str  # as tables show it: marked if less was searched than published
     measure: str  # "accuracy", or "H" for zero-shot tasks
     runs: tuple[str, ...]  # orders and seeds
     by_run: tuple[float, ...]  # average accuracy of each run
@@ -111,8 +114,9 @@ class Summary:
     paper: tuple[float, float | None] | None  # in percent
     metrics: Mapping[str, Spread | None]  # by their key in METRICS
     robustness: OrderRobustness | None
-    capacity: float  # percent
-    bytes: int
+    capacity: float  # percent, to use all tasks
+    capacity_to_learn: float | None  # percent, to use them and to go on learning
+    bytes: int  # to use all tasks
     epoch_seconds: float | None
     unchanged: tuple[int, int]
 
@@ -138,8 +142,10 @@ def _summary(method: str, runs: Sequence[Result], separate: Mapping[str, Result]
     seconds = [[t.epoch_seconds for t in run.times if t.epoch_seconds is not None] for run in runs]
     medians = [median(of_run) for of_run in seconds if of_run]
     pairs = [metrics.unchanged_pairs(run) for run in runs]
+    to_learn = [percent for run in runs if (percent := run.costs[-1].percent_to_learn) is not None]
     return Summary(
         method=method,
+        name=marked(method, runs),
         measure=runs[0].measure,
         runs=tuple(run.label for run in runs),
         by_run=tuple(averages),
@@ -148,6 +154,7 @@ def _summary(method: str, runs: Sequence[Result], separate: Mapping[str, Result]
         metrics={key: spread(found) if found else None for key, found in values.items()},
         robustness=metrics.order_robustness(runs),
         capacity=fmean(run.costs[-1].percent for run in runs),
+        capacity_to_learn=fmean(to_learn) if len(to_learn) == len(runs) else None,
         bytes=round(fmean(run.costs[-1].bytes for run in runs)),
         epoch_seconds=fmean(medians) if medians else None,
         unchanged=(sum(same for same, _ in pairs), sum(of for _, of in pairs)),
@@ -243,6 +250,10 @@ def _metric(key: str, metric: Metric) -> Column:
     return Column(metric.explanation, cell, metric.short, metric.formula)
 
 
+def _capacity(percent: float) -> Cell:
+    return Cell(f"{percent:.1f} %", percent)
+
+
 def _identical(s: Summary) -> Cell:
     same, of = s.unchanged
     return Cell(f"{same}/{of}", same / of) if of else Cell(NOTHING)
@@ -273,19 +284,27 @@ COLUMNS = {
     ),
     **{metric.column: _metric(key, metric) for key, metric in METRICS.items()},
     "AOPD": Column(
-        "average order-normalized performance disparity: mean over class groups, in points",
+        "average order-normalized performance disparity: mean over class groups, in points; from five orders on",
         lambda s: _percent(None if s.robustness is None else s.robustness.mean),
-        "AOPD, MOPD: average and maximum disparity between orders",
-        "The mean over class groups of the difference between the best and the worst order.",
+        "AOPD, MOPD: average and maximum disparity between five orders or more",
+        "The mean over class groups of the difference between the best and the worst order. From five orders on: the "
+        "difference grows with their number.",
     ),
     "MOPD": Column(
-        "maximum order-normalized performance disparity: maximum over class groups, in points",
+        "maximum order-normalized performance disparity: maximum over class groups, in points; from five orders on",
         lambda s: _percent(None if s.robustness is None else s.robustness.worst),
         formula="The maximum over class groups of the difference between the best and the worst order.",
     ),
     "capacity": Column(
-        "parameters after the last task, counted as in the paper; the original network is 100 %",
-        lambda s: Cell(f"{s.capacity:.1f} %", s.capacity),
+        "what must be kept to use all tasks; the original network is 100 %",
+        lambda s: _capacity(s.capacity),
+        formula=f"{RULE} Heads are within the network's 100 %, four bytes of stored samples count as one parameter.",
+    ),
+    "capacity to learn": Column(
+        "what must be kept to use all tasks and to go on learning: importances, exemplars, ...; the original network "
+        "is 100 %",
+        lambda s: Cell(NOTHING) if s.capacity_to_learn is None else _capacity(s.capacity_to_learn),
+        "capacity: kept to use all tasks; capacity to learn: and to go on learning",
     ),
     "bytes": Column("storage needed to use every task", lambda s: Cell(size(s.bytes), s.bytes)),
     "s/epoch": Column(

@@ -14,6 +14,7 @@ from rich.text import Text
 from rkr.experiment.metrics import Spread
 from rkr.experiment.results import Result
 from rkr.report.protocol import ANOTHER_FIRST
+from rkr.report.search import search_note
 from rkr.report.summary import (
     COLUMNS,
     NOTHING,
@@ -87,8 +88,8 @@ def added_by_a_task(result: Result) -> str:
     return f"each task adds {percent:.2f} % ({parameters:,} parameters), {stored} including its head"
 
 
-WIDE = 135  # characters that the complete summary needs
-COST = ("capacity", "bytes", "s/epoch", "identical", "AOPD", "MOPD")
+WIDE = 154  # characters that the complete summary needs
+COST = ("capacity", "capacity to learn", "bytes", "s/epoch", "identical", "AOPD", "MOPD")
 
 
 def summary_tables(results: Sequence[Result], paper: Paper | None = None, width: int = 80) -> list[Table]:
@@ -120,6 +121,7 @@ def summary_table(
             f"mean {_named(results[0].measure)} over all tasks after the last one, in %" if shown in cells else "",
             "± 95 % confidence interval over runs" if several and shown in cells else "",
             *(COLUMNS[name].short for name in cells),
+            search_note(run for summary in summaries for run in results if run.method == summary.method),
         ),
         **LOOK,
     )
@@ -127,7 +129,7 @@ def summary_table(
     for name in cells:
         table.add_column(name, justify="right", overflow="fold")
     for i, summary in enumerate(summaries):
-        table.add_row(Text(summary.method), *(Text(column[i].text) for column in cells.values()))
+        table.add_row(Text(summary.name), *(Text(column[i].text) for column in cells.values()))
     if summaries and unfinished:
         table.add_section()
     for result in unfinished:
@@ -159,6 +161,7 @@ def summary_json(results: Sequence[Result], paper: Paper | None = None) -> dict[
                 "aopd": None if s.robustness is None else 100 * s.robustness.mean,
                 "mopd": None if s.robustness is None else 100 * s.robustness.worst,
                 "capacity": s.capacity,
+                "capacity_to_learn": s.capacity_to_learn,
                 "bytes": s.bytes,
                 "epoch_seconds": s.epoch_seconds,
                 "bit_identical": {"same": s.unchanged[0], "pairs": s.unchanged[1]},

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 from torch.optim import Optimizer
 
 from rkr.errors import UsageError
-from rkr.methods.learner import MakeNetwork, nbytes
+from rkr.methods.learner import MakeNetwork
 from rkr.methods.shared.anchor import Anchor
 from rkr.methods.shared.one_network import OneNetwork
 
@@ -45,5 +47,6 @@ class Anchored(OneNetwork):
         if self.task.number:
             self.anchor.pull(self.shared(), self.strength, optimizer)
 
-    def extra_bytes(self) -> int:
-        return nbytes(self.anchor)
+    def kept_to_learn(self) -> tuple[Sequence[Tensor], int]:
+        """The importances. By default the place that the penalty holds is where the network is when a task ends."""
+        return list(self.anchor.importance), 0

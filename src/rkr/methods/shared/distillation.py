@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rkr.methods.learner import MakeNetwork, SeenTask, decay_groups, nbytes
+from rkr.methods.learner import MakeNetwork, SeenTask, decay_groups
 from rkr.methods.shared.one_network import ONE_PASS, OneNetwork
 
 
@@ -31,6 +31,7 @@ def imitated(student: Tensor, teacher: Tensor) -> Tensor:
 class Taught(OneNetwork):
     """One network beside a copy of what it was before the task, whose answers it is to keep. Old heads are trained too.
 
+    The copy is made when a task begins, so between tasks there is nothing to keep beside the network.
     Batch normalisation is shared: all heads see the same images in one pass.
     """
 
@@ -67,6 +68,3 @@ class Taught(OneNetwork):
         """What the copy answers, over the classes of earlier tasks."""
         assert self.teacher is not None
         return self.teacher(x)
-
-    def extra_bytes(self) -> int:
-        return 0 if self.teacher is None else nbytes(self.teacher)

@@ -7,7 +7,7 @@ methods do what it forbids: several heads answer and learn at once, and statisti
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
@@ -162,16 +162,19 @@ class OneNetwork(Learner):
         self.select(number)
         return self.network(x)
 
-    def extra_bytes(self) -> int:
-        """What a method keeps between tasks beside the network: anchors, importances, old networks, samples."""
-        return 0
+    def kept_to_learn(self) -> tuple[Sequence[Tensor], int]:
+        """What going on takes beside the network: tensors such as importances, and bytes of samples.
+
+        What equals the network's own weights when a task ends, and what the next task makes anew, is not part of it.
+        """
+        return (), 0
 
     def capacity(self) -> Capacity:
-        """All that is kept, in numbers of 4 bytes; heads lie within the network's 100 %, as the paper counts."""
+        """The network with what tasks have of their own; heads lie within its 100 %, as the paper counts."""
         plain, norms = self._plain.parameters, [norm for norm in self._norms if isinstance(norm, TaskNorm)]
         own = sum(p.numel() for norm in norms for later in norm.norms[1:] for p in later.parameters())
-        extra = self.extra_bytes()
-        return Capacity(plain + own + extra // 4, plain, nbytes(self.network) + extra, self._plain.multiply_adds)
+        used = Capacity(plain + own, plain, nbytes(self.network), self._plain.multiply_adds)
+        return used.keeping(*self.kept_to_learn())
 
 
 def put_task_head(network: nn.Module, head: str) -> TaskHead:

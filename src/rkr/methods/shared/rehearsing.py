@@ -66,12 +66,12 @@ class Rehearsing(Taught):
                 labels.append(y)
         return torch.cat(features), torch.cat(labels)
 
-    def extra_bytes(self) -> int:
-        """Until samples are kept, the room for them counts."""
+    def kept_to_learn(self) -> tuple[Sequence[Tensor], int]:
+        """The exemplars. Until samples are kept, the room for them counts."""
         kept, each = len(self.memory), int(self.sample_bytes)
         if not each:
             kept, each = self.memory.budget, math.prod(getattr(self.network, "input_shape", (0,)))
-        return super().extra_bytes() + kept * each
+        return (), kept * each
 
 
 def task_and_class(labels: Tensor, seen: Sequence[SeenTask]) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,9 @@ class Base(ZeroShot):
             self.network = self.make()
         super().begin(task)
 
+    def carried_on(self) -> list[Tensor]:
+        return []
+
 
 @register.method("original", "one network for each task, all of which are kept")
 class Original(Base):

@@ -147,13 +147,18 @@ class ZeroShot(Learner):
             raise UsageError(f"features must be (samples, {features}), not {tuple(x.shape)}")
 
     def capacity(self) -> Capacity:
-        """Of the encoder of images, which is all that the paper counts; bytes are of classifiers too.
+        """Of the encoder of images, which is all that tests and the paper's count need; bytes are of classifiers too.
 
-        The scaling of features, 2 D numbers a task, is left out.
+        The scaling of features belongs to the data, as the means and deviations of images do.
         """
         n = self._plain.parameters
         stored = self.kept_encoders * nbytes(self.vae.encoder) + nbytes(self.classifiers)
-        return Capacity(self.kept_encoders * n, n, stored, self._plain.multiply_adds)
+        return Capacity(self.kept_encoders * n, n, stored, self._plain.multiply_adds).keeping(self.carried_on())
+
+    def carried_on(self) -> list[Tensor]:
+        """What the next task goes on with beside the encoder of images: the decoder."""
+        own = {id(p) for p in self.vae.encoder.parameters()}
+        return [p for p in self.network.parameters() if id(p) not in own]
 
     def notes(self) -> dict[str, Any]:
         return self._notes

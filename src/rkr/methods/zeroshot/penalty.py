@@ -17,7 +17,7 @@ from rkr.registry import register
 
 
 class Guarded(ZeroShot):
-    """Fine-tuning that keeps the previous task's encoder to compare with: 200 % of memory."""
+    """Fine-tuning that compares with the previous task's encoder, copied when a task begins."""
 
     previous: nn.Module | None
 
@@ -29,10 +29,6 @@ class Guarded(ZeroShot):
         if task.number:
             self.previous = copy.deepcopy(self.vae.encoder).requires_grad_(False)
         super().begin(task)
-
-    @property
-    def kept_encoders(self) -> int:
-        return 1 if self.previous is None else 2
 
 
 @register.method("l1", "fine-tuning with an L1 penalty on changes of the image encoder", preset={"norm": 1})

@@ -94,5 +94,7 @@ class Ridge(Learner):
         return {"strength": self._strength, "centred": self._centred}
 
     def capacity(self) -> Capacity:
+        """The maps; the attributes of classes, which take the place of classifiers, are in the bytes."""
         own = sum(p.numel() for p in self.parameters())
-        return Capacity(own, self._plain.parameters, nbytes(self), self.maps[-1].numel())
+        attributes = sum(task.attributes.nbytes for task in self.seen if task.attributes is not None)
+        return Capacity(own, self._plain.parameters, nbytes(self) + attributes, self.maps[-1].numel())

@@ -85,7 +85,8 @@ class ZeroShotRkr(ZeroShot):
         cost = self.model.cost()
         own = sum(task.parameters for task in cost.tasks)
         stored = cost.total_bytes + nbytes(self.classifiers)
-        return Capacity(cost.network + own, cost.network, stored, self._plain.multiply_adds)
+        used = Capacity(cost.network + own, cost.network, stored, self._plain.multiply_adds)
+        return used.keeping(self.carried_on())
 
     def export(self, folder: Path) -> None:
         """The encoders as a model folder for `rkr.load`, one file a task; attribute encoders and classifiers beside."""

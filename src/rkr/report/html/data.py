@@ -19,6 +19,7 @@ from rkr.report.groups import by_method, by_recipe, by_studied_order
 from rkr.report.html.paper import Published, published
 from rkr.report.looks import look_of
 from rkr.report.protocol import Protocol, differences, group_by_protocol, protocol
+from rkr.report.search import marked
 from rkr.report.summary import (
     COLUMNS,
     NOTHING,
@@ -143,6 +144,7 @@ def _method(name: str, runs: Sequence[Result], summary: Summary | None, zero: Ma
     begun = finished or sorted(runs, key=lambda run: -run.done)[:1]
     described: Json = {
         "name": name,
+        "label": marked(name, finished),
         "look": _look(name),
         "finished": len(finished),
         "banded": len(finished) >= metrics.FOR_A_BAND,
@@ -162,6 +164,7 @@ def _method(name: str, runs: Sequence[Result], summary: Summary | None, zero: Ma
             "accuracy": _spread(summary.accuracy),
             **{key: _spread(value) for key, value in summary.metrics.items()},
             "capacity": round(summary.capacity, 6),
+            "toLearn": None if summary.capacity_to_learn is None else round(summary.capacity_to_learn, 6),
             "aopd": None if summary.robustness is None else _percent(summary.robustness.mean),
             "mopd": None if summary.robustness is None else _percent(summary.robustness.worst),
             "byRun": [[run, _percent(a)] for run, a in zip(summary.runs, summary.by_run, strict=True)],
@@ -235,7 +238,7 @@ def headline(group: Group) -> Table:
     cells = summary_cells(summaries, HEADLINE) or {"runs": [], measure: []}
     table = Table([("method", ""), *((name, COLUMNS[name].explanation) for name in cells)])
     for i, s in enumerate(summaries):
-        table.rows.append((s.method, [Cell(s.method, s.method), *(column[i] for column in cells.values())]))
+        table.rows.append((s.method, [Cell(s.name, s.method), *(column[i] for column in cells.values())]))
     for run in runs:
         if not run.finished:
             table.dim.add(len(table.rows))

@@ -25,6 +25,7 @@ from rkr.report.html.data import Group, details, document, grouped, headline, pr
 from rkr.report.names import file_stem
 from rkr.report.scan import Skipped, scan
 from rkr.report.summary import COLUMNS
+from rkr.report.search import search_note
 
 SCRIPTS = ("draw.js", "charts.js", "page.js")
 TITLE = "Continual learning results"
@@ -221,6 +222,8 @@ def _headline_note(group: Group, several: bool) -> str:
         parts.append("± is the 95 % confidence interval over runs (Student's t).")
     if set(group.published.numbers) & {run.method for run in group.results if run.finished}:
         parts.append("The column “paper” shows the values reported in the paper for this recipe.")
+    if note := search_note(run for run in group.results if run.finished):
+        parts.append(f"{note}.")
     parts.append("Click a header to sort. All columns are defined at the end of the page.")
     return " ".join(parts)
 
@@ -254,8 +257,8 @@ CHARTS = (
     Chart(
         "tradeoff",
         "{measure} against capacity",
-        "Up and to the left is better. Error bars are 95 % confidence intervals over runs. Hollow points are the "
-        "paper's values.",
+        "Up and to the left is better. Points are at what must be kept to use all tasks; lines lead to what must be kept "
+        "to go on learning too. Error bars are 95 % confidence intervals over runs. Hollow points are the paper's values.",
         lambda runs: bool(_finished(runs)),
     ),
     Chart(

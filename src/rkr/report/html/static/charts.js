@@ -54,8 +54,8 @@ function overTasks({ recipe, methods, width, title }) {
   for (const method of methods)
     if (method.running.length)
       series.push({
-        name: method.name, look: method.look, banded: method.banded, values: method.running,
-        text: label(method.name, method.running),
+        name: method.label, look: method.look, banded: method.banded, values: method.running,
+        text: label(method.label, method.running),
       });
   for (const run of ofMethod(recipe, methods, (one) => !one.finished && one.done)) {
     const values = run.matrix.map((row) => [row.reduce((a, b) => a + b, 0) / row.length, null]);
@@ -82,7 +82,7 @@ function overTasks({ recipe, methods, width, title }) {
 
 function tradeOff({ recipe, methods, paper, width, title }) {
   const own = methods.filter((method) => method.summary).map((method) => ({
-    name: method.name, short: method.name, look: method.look, x: method.summary.capacity,
+    name: method.label, short: method.label, look: method.look, x: method.summary.capacity, to: method.summary.toLearn,
     y: method.summary.accuracy[0], half: method.summary.accuracy[1], n: method.summary.accuracy[3], hollow: false,
   }));
   const printed = !paper ? [] : recipe.paper.filter((one) => one.capacity !== null).map((one) => ({
@@ -91,7 +91,7 @@ function tradeOff({ recipe, methods, paper, width, title }) {
   const dots = [...printed, ...own];
   const box = { left: 46, top: 26, right: width - 16, bottom: 360 };
   const [low, high] = dots.length ? percents(dots.flatMap((d) => [d.y, Math.max(0, d.y - (d.half || 0)), Math.min(100, d.y + (d.half || 0))])) : [0, 100];
-  const x = capacityScale(Math.min(100, ...dots.map((d) => d.x)), Math.max(101, ...dots.map((d) => d.x)), box.left, box.right);
+  const x = capacityScale(Math.min(100, ...dots.map((d) => d.x)), Math.max(101, ...dots.map((d) => d.to || d.x)), box.left, box.right);
   const y = linear(low, high, box.bottom, box.top);
   const hits = [], bars = [], marks = [], labels = [];
   const taken = dots.flatMap((d) => [
@@ -102,8 +102,9 @@ function tradeOff({ recipe, methods, paper, width, title }) {
   for (const d of dots) {
     const [px, py] = [x(d.x), y(d.y)];
     if (d.half) bars.push(...errorBar(px, y(Math.max(low, d.y - d.half)), y(Math.min(high, d.y + d.half)), d.look[0]));
+    if (d.to > d.x) bars.push(line(px, py, x(d.to), py, { stroke: ink(d.look[0]), "stroke-width": 1 }), line(x(d.to), py - 4, x(d.to), py + 4, { stroke: ink(d.look[0]), "stroke-width": 1.4 }));
     marks.push(mark(d.look, px, py, d.hollow ? 4.6 : 5, d.hollow));
-    hits.push({ x: px, y: py, text: `${d.name}\n${plusMinus(d.y, d.half)} %\ncapacity ${fixed(d.x, 1)} %` });
+    hits.push({ x: px, y: py, text: `${d.name}\n${plusMinus(d.y, d.half)} %\ncapacity ${fixed(d.x, 1)} %${d.to == null ? "" : `, to go on learning ${fixed(d.to, 1)} %`}` });
   }
   const names = legend(
     [
@@ -114,13 +115,13 @@ function tradeOff({ recipe, methods, paper, width, title }) {
   );
   const drawing = canvas(
     width, box.bottom + 46 + names.height, title,
-    dots.map((d) => `${d.name}: ${fixed(d.y, 2)} % at ${fixed(d.x, 1)} % capacity`).join("; ") + ".",
+    dots.map((d) => `${d.name}: ${fixed(d.y, 2)} % at ${fixed(d.x, 1)} % capacity${d.to == null ? "" : ` (${fixed(d.to, 1)} % to go on learning)`}`).join("; ") + ".",
     axes(box, { scale: x, ticks: x.ticks(width < 480 ? 4 : 7), label: width < 480 ? `capacity (%${x.log ? ", log scale" : ""})` : `capacity (% of the original network${x.log ? ", log scale" : ""})` },
       { scale: y, ticks: y.ticks(6), label: `final ${measureOf(recipe)}` }),
     bars, marks, labels, names.group,
   );
-  const rows = [...own, ...printed].map((d) => [d.name, { text: fixed(d.x, 1), value: d.x }, percent2(d.y), percent2(d.half)]);
-  return { drawing, hits, table: { header: ["method", "capacity in %", `${recipe.measure} in %`, "± 95 %"], rows } };
+  const rows = [...own, ...printed].map((d) => [d.name, { text: fixed(d.x, 1), value: d.x }, number(d.to ?? null, (v) => fixed(v, 1)), percent2(d.y), percent2(d.half)]);
+  return { drawing, hits, table: { header: ["method", "capacity in %", "capacity to learn in %", `${recipe.measure} in %`, "± 95 %"], rows } };
 }
 
 // A label next to its point, where it covers the fewest others. Distant labels get a line to their point.
