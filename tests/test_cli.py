@@ -144,7 +144,7 @@ def test_cost_of_zero_shot_methods(command: Command, method: str, percent: str) 
         (("lenet", "--tasks", "3"), "rkr: --tasks: 100 classes cannot be divided into 3 tasks of equal size"),
         (("lenet", "--tasks", "0"), "rkr: --tasks must be at least 1, not 0"),
         (("lenet", "--classes", "0"), "rkr: classes must be at least 1, but is 0."),
-        (("lenet", "--stem", "cifar"), "rkr: stem: lenet has no such option; choose one of classes, in_chan"),
+        (("lenet", "--stem", "cifar"), "rkr: stem: lenet has no such option; choose one of name, head, classes"),
         (("resnet18", "--stem", "big"), 'rkr: stem: must not be "big"; choose one of cifar, imagenet'),
         (("lenet", "--input", "3,a"), "rkr: --input must be a shape such as 3,32,32, not '3,a'"),
         (("lenet", "--input", "1,28,28"), "rkr: the network does not run on an input of shape (1, 28, 28)"),

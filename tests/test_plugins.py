@@ -357,7 +357,7 @@ class Finetune2(Finetune):
         (
             {"network": "own:build"},
             {"hidden": "hiden"},
-            "network.hiden: own:build has no such option; did you mean 'hidden'? Choose one of hidden",
+            "network.hiden: own:build has no such option; did you mean 'hidden'? Choose one of name, head, hidden",
         ),
         (
             {"network": "own:build"},

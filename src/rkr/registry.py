@@ -103,12 +103,15 @@ class Entry:
         known = {name: None if f.is_required() else f.get_default() for name, f in fields.items()}
         return {name: known[name] for name in (*self.parameters, *known)}  # its own first
 
-    def wrong_option(self, given: Mapping[str, Any], leave_out: Sequence[str] = ()) -> tuple[str, str] | None:
-        """The first option with a wrong name or value, and what is wrong with it."""
+    def wrong_option(
+        self, given: Mapping[str, Any], leave_out: Sequence[str] = (), beside: Sequence[str] = ()
+    ) -> tuple[str, str] | None:
+        """The first option with a wrong name or value, and what is wrong with it; `beside` them other keys may stand."""
         known = [name for name in self.options if name not in leave_out]
         for name in given:
             if name not in known:
-                return name, f"{self.name} has no such option{choose(name, known) if known else '; it has none'}"
+                names = [*beside, *known]
+                return name, f"{self.name} has no such option{choose(name, names) if names else '; it has none'}"
         found = wrong(self.model, given)
         return (
             (found[0], f"is missing: {self.name} has no default for it")

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from rkr import FileError, UsageError
 from rkr.cli import app
 from rkr.experiment.results import Result
+from rkr.report.figures import FIGURES
 from rkr.report.html import page as page_module
 from rkr.report.html import render, write_report
 from rkr.report.html.data import _duration, details, document, grouped, headline, proofs, runs_table
@@ -497,7 +498,7 @@ def test_what_fails_is_left_out(run_folder: Runs, tmp_path: Path, monkeypatch: p
 
     run_folder(ISOLATED, recipe="good")
     run_folder(ISOLATED, recipe="bad")
-    monkeypatch.setattr("rkr.report.figures.during_after", broken)
+    monkeypatch.setitem(FIGURES, "during_after", broken)
     monkeypatch.setattr("rkr.report.export._tasks", broken)
     section = page_module._section
     monkeypatch.setattr(page_module, "_section", lambda group: broken() if group.name == "bad" else section(group))

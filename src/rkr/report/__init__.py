@@ -4,6 +4,7 @@
 `compare` are in the modules of the same names.
 """
 
+from rkr.experiment.results import find_results
 from rkr.report.compare import Comparison, comparison_json, comparison_tables
 from rkr.report.export import write_tables
 from rkr.report.groups import by_recipe, comparable
@@ -32,6 +33,7 @@ __all__ = [
     "comparison_json",
     "comparison_tables",
     "differences",
+    "find_results",
     "paired",
     "require_one_protocol",
     "summary_json",

@@ -63,6 +63,21 @@ STYLE = {
 }
 
 
+Draw = Callable[[Sequence[Result], Path], list[Path]]
+FIGURES: dict[str, Draw] = {}
+"""Figures of a recipe's finished runs, by the name of their files. `figure` adds one."""
+
+
+def figure(name: str) -> Callable[[Draw], Draw]:
+    """Add a figure that every report, and every `rkr run`, draws from the results of a recipe with finished runs."""
+
+    def add(draw: Draw) -> Draw:
+        FIGURES[name] = draw
+        return draw
+
+    return add
+
+
 def accuracy_over_tasks(results: Sequence[Result], path: str | os.PathLike[str]) -> list[Path]:
     """Mean accuracy over the tasks learned so far: one line per method with a 95 % confidence band over its runs.
 
@@ -110,6 +125,7 @@ def accuracy_over_tasks(results: Sequence[Result], path: str | os.PathLike[str])
         return _write(figure, path)
 
 
+@figure("during_after")
 def during_after(results: Sequence[Result], path: str | os.PathLike[str]) -> list[Path]:
     """Accuracy on each task right after learning it and after all tasks: one panel per method, means over its runs."""
     methods = _finished(results)
@@ -342,7 +358,7 @@ def write_figures(
         figures["accuracy_over_tasks"] = lambda path: accuracy_over_tasks(results, path)
     if any(result.finished for result in results):
         figures["accuracy_against_capacity"] = lambda path: accuracy_against_capacity(results, path, paper, capacity)
-        figures["during_after"] = lambda path: during_after(results, path)
+        figures |= {name: partial(draw, results) for name, draw in FIGURES.items()}
         if not each_run:
             figures["accuracy_matrices"] = lambda path: accuracy_matrices(results, path)
     if each_run:

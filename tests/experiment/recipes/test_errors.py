@@ -189,7 +189,7 @@ def message(path: Path) -> str:
         (
             'name = "lenet"',
             'name = "resnet18"\nstm = "cifar"',
-            "network.stm: no such key for resnet18; did you mean 'stem'? Choose one of name, head, classes, stem, "
+            "network.stm: resnet18 has no such option; did you mean 'stem'? Choose one of name, head, classes, stem, "
             "width",
         ),
         (

@@ -38,9 +38,9 @@ def found(table: Names[E], name: str, key: str) -> E:
         raise problem(key, str(error)) from None
 
 
-def check_options(entry: Entry, given: dict[str, Any], prefix: str = "", leave_out: Sequence[str] = ()) -> None:
+def check_options(entry: Entry, given: dict[str, Any], prefix: str = "", **more: Sequence[str]) -> None:
     """In a validator: refuse options that an entry does not have, and values of another type."""
-    wrong = entry.wrong_option(given, leave_out)
+    wrong = entry.wrong_option(given, **more)
     if wrong is not None:
         raise problem(prefix + wrong[0], wrong[1])
 
@@ -240,7 +240,7 @@ class NetworkSettings(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> NetworkSettings:
-        check_options(found(networks, self.name, "name"), self.arguments)
+        check_options(found(networks, self.name, "name"), self.arguments, beside=("name", "head"))
         return self
 
     @property

@@ -234,7 +234,10 @@ def _headline_note(group: Group, several: bool) -> str:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart of the page. The function of the same key in the CHARTS of charts.js draws it."""
+    """A chart of the page. The function of the same key in the CHARTS of charts.js draws it.
+
+    A chart with the key of a metric in `METRICS` needs no function: it has a bar for each method.
+    """
 
     key: str
     title: str  # {measure} is Accuracy or H

@@ -1,6 +1,7 @@
-// The charts. Each function takes {recipe, methods, paper, width, run, title} and returns {drawing, hits, table}:
+// The charts. Each function takes {recipe, methods, paper, width, run, title, kind} and returns {drawing, hits, table}:
 // the SVG, the positions and tooltips of its values, and the values as a table. `methods` are those switched on.
-// To add a chart, add its function to CHARTS at the end and its title and caption to CHARTS in page.py.
+// `kind` is the key of the chart. To add a chart, add its title and caption to CHARTS in page.py, and its function to CHARTS
+// at the end; a chart with the key of a metric needs no function.
 
 const named = (recipe, i) => (recipe.tasks ? `${i + 1} ${recipe.tasks[i]}` : `${i + 1}`);
 const measureOf = (recipe) => (recipe.measure === "accuracy" ? "accuracy (%)" : `${recipe.measure} (%)`);
@@ -351,6 +352,19 @@ function zeroShot({ recipe, methods, paper, width, title }) {
     drawing: canvas(width, bottom + names.height + 6, title, shown.map((method) => `${method.name}: ${cells.map((key) => `${key} ${fixed(method.zero[key][0], 1)}`).join(", ")}`).join("; ") + ".", defs, kinds.group, parts, names.group),
     hits, table: { header: ["method", ...cells], rows },
   };
+}
+
+// The mean of a metric over the runs of each method.
+function bars({ methods, width, title, kind }) {
+  const known = methods.filter((method) => method.summary && method.summary[kind][0] !== null);
+  const entries = known.map((method) => {
+    const [value, half] = method.summary[kind];
+    return { name: method.name, look: method.look, value, half, text: `${method.name}\n${plusMinus(value, half)}` };
+  });
+  const rows = known.map(({ name, summary: s }) => [name, percent2(s[kind][0]), percent2(s[kind][1]), { text: String(s[kind][3]), value: s[kind][3] }]);
+  const said = entries.map((e) => `${e.name} ${points(e.value)}`).join(", ");
+  const label = title.split(":")[0];
+  return { ...rowsOfBars(entries, width, title, label, `${label}: ${said}.`), table: { header: ["method", label, "± 95 %", "runs"], rows } };
 }
 
 const CHARTS = { over: overTasks, tradeoff: tradeOff, during: duringAfter, matrix, forgetting, cost, orders, zero: zeroShot };

@@ -196,7 +196,7 @@ function chart(figure, recipe, state) {
     const width = printing ? PRINTED : Math.max(260, Math.floor(plot.clientWidth));
     const run = pick ? pick.chosen() : null;
     hide();
-    now = CHARTS[kind]({ recipe, methods, paper: state.paper, width, run, title: `${title}: ${recipe.name}` });
+    now = (CHARTS[kind] || bars)({ recipe, methods, paper: state.paper, width, run, kind, title: `${title}: ${recipe.name}` });
     plot.querySelector("svg")?.remove();
     plot.prepend(now.drawing);
     table.replaceChildren(tableOf(now.table, `${title}: ${recipe.name}`));
