@@ -106,7 +106,7 @@ class Entry:
     def wrong_option(
         self, given: Mapping[str, Any], leave_out: Sequence[str] = (), beside: Sequence[str] = ()
     ) -> tuple[str, str] | None:
-        """The first option with a wrong name or value, and what is wrong with it; `beside` them other keys may stand."""
+        """The first option with a wrong name or value, and what is wrong with it. `beside`: other keys at its place."""
         known = [name for name in self.options if name not in leave_out]
         for name in given:
             if name not in known:

@@ -54,7 +54,7 @@ class Settings(BaseModel):
 
     def with_changes(self, **changes: Any) -> Self:
         """A copy with some values changed, and checked."""
-        return type(self).checked({**dict(self), **changes})
+        return type(self).checked({**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
 
 
 class Options(Settings):

@@ -16,8 +16,6 @@ from rkr.experiment.recipes import Recipe
 from rkr.experiment.recipes.settings import Order
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from rkr.data import Stream
     from rkr.experiment.spec import RunSpec
 
@@ -110,21 +108,13 @@ class Plan:
         result = read_result(before.folder(run), epochs=False)
         return {name: notes["classifier_epochs"] for name, notes in zip(result.tasks, result.notes, strict=True)}
 
-    @cached_property
-    def _network(self) -> nn.Module:
-        """The network without values, to be counted and checked."""
-        import torch
-
-        with torch.device("meta"):
-            return self.recipe.build_network().eval()
-
     def stream(self, order: Order) -> Stream:
         """Load the tasks in an order, the same for all methods and seeds."""
         stream = self.recipe.changed(limit=self.limit).stream(order, self.data)
         if not self.recipe.zero_shot:
-            self.recipe.check_shape(stream.input_shape, self._network)
+            self.recipe.check_shape(stream.input_shape)
             return stream
-        takes: Any = getattr(self._network, "input_shape", ())
+        takes: Any = getattr(self.recipe.network.blank, "input_shape", ())
         if takes != stream.input_shape:
             wanted, there = ("x".join(map(str, shape)) for shape in (takes, stream.input_shape))
             settable = "in_features" in self.recipe.network.all_arguments
@@ -138,7 +128,7 @@ class Plan:
         if self.before is not None and spec.method in self.before.methods:
             recipe = recipe.with_classifier(epochs=self._chosen_epochs(self.before, spec))
             settings["classifier_epochs"] = "validation"  # where the numbers are from
-        parameters = sum(p.numel() for p in self._network.parameters())
+        parameters = sum(p.numel() for p in self.recipe.network.blank.parameters())
         network = {"parameters": parameters, "arguments": recipe.network.all_arguments}  # defaults included
         origins = {entry.kind: entry.origin for entry in recipe.entries(spec.method) if entry.origin}
         about = {"network": network, **({"plugins": origins} if origins else {})}

@@ -122,8 +122,7 @@ class Recipe(Settings):
         if missing:
             raise problem("classifier.epochs", f"needs a number for {', '.join(missing)} too")
         try:
-            with torch.device("meta"):
-                network = self.network.build()
+            network = self.network.blank
         except UsageError as error:
             raise problem("", str(error)) from None
         if not is_aligned_vae(network):
@@ -139,41 +138,36 @@ class Recipe(Settings):
 
     def _check_images(self, stream: StreamSettings) -> None:
         """Try the network on an image of the source's shape, on the meta device, where nothing is computed."""
-        import torch
         from torch import nn
 
         if stream.entry.in_files and not stream.options.get("resident") and self.training.augment.rotate:
             raise problem("training.augment.rotate", f"{stream.source} is read from files, which are not rotated")
-        shape = stream.entry.shape_with(stream.options)
-        with torch.device("meta"):
-            try:
-                network = self.network.build()
-            except UsageError as error:
-                raise problem("network", str(error)) from None
-            layers = [path for path, layer in network.named_modules() if isinstance(layer, nn.Linear)]
-            head = self.network.head
+        shape, head = stream.entry.shape_with(stream.options), self.network.head
+        try:
+            layers = [path for path, layer in self.network.blank.named_modules() if isinstance(layer, nn.Linear)]
             if head not in layers:
                 raise problem("network.head", f"{self.network.name} has no linear layer {head!r}{choose(head, layers)}")
-            try:
-                if shape is not None:  # otherwise known when the data are read
-                    self.check_shape(shape, network)
-            except UsageError as error:
-                raise problem("network", str(error)) from None
+            if shape is not None:  # otherwise known when the data are read
+                self.check_shape(shape)
+        except UsageError as error:
+            raise problem("network", str(error)) from None
 
-    def check_shape(self, shape: tuple[int, ...], network: nn.Module) -> None:
-        """Raise UsageError if the network, which is on the meta device, cannot take images of a shape."""
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        """Raise UsageError if the network cannot take images of a shape. Nothing is computed."""
         import torch
 
+        network = self.network.blank
         try:
             with torch.device("meta"), torch.no_grad():
-                network.eval()(torch.zeros(1, *shape))
-        except Exception:
-            takes = "x".join(map(str, getattr(network, "input_shape", ("other",))))
-            there = "x".join(map(str, shape))
+                network(torch.zeros(1, *shape))
+        except Exception as error:
+            name, there = self.network.name, "x".join(map(str, shape))
             source = getattr(self.stream, "source", "the data")
-            raise UsageError(
-                f"{self.network.name} is for images of {takes}, but those of {source} are {there}"
-            ) from None
+            if hasattr(network, "input_shape"):
+                takes = "x".join(map(str, network.input_shape))  # type: ignore[arg-type]
+                raise UsageError(f"{name} is for images of {takes}, but those of {source} are {there}") from None
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            raise UsageError(f"{name} fails on images of {there}, which are those of {source} ({said})") from error
 
     def method(self, name: str) -> MethodSettings:
         """A method of the recipe, or else one that is registered."""
@@ -258,10 +252,7 @@ class Recipe(Settings):
     @property
     def takes(self) -> tuple[int, ...]:
         """The shape of a sample that the network is built for."""
-        import torch
-
-        with torch.device("meta"):
-            return tuple(self.network.build().input_shape)  # type: ignore[arg-type]
+        return tuple(self.network.blank.input_shape)  # type: ignore[arg-type]
 
     def published(
         self, method: str, metric: str = "average accuracy", order: str | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from math import floor
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -251,6 +252,14 @@ class NetworkSettings(Settings):
     def build(self) -> nn.Module:
         """The network, with random weights."""
         return self.entry.build(**self.arguments)
+
+    @cached_property
+    def blank(self) -> nn.Module:
+        """The network on the meta device, without values and in evaluation mode: to be looked at, counted and tried."""
+        import torch
+
+        with torch.device("meta"):
+            return self.build().eval()
 
     @property
     def all_arguments(self) -> dict[str, Any]:
