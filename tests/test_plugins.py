@@ -22,7 +22,7 @@ import pytest
 import torch
 
 import rkr
-from rkr import registry
+from rkr import importing, registry
 from rkr.core import adapters
 from rkr.experiment.recipes import load_recipe
 from rkr.experiment.results import read_result
@@ -50,13 +50,13 @@ def _as_before(tmp_path: Path) -> Iterator[None]:
     """Forget all plug-ins after a test."""
     tables = [*registry.METHODS.values(), registry.networks, registry.datasets]
     others = [dict(table._others) for table in tables]
-    kept = list(sys.path), list(registry._folders), set(registry._tried), dict(adapters._LAYERS), set(sys.modules)
+    kept = list(sys.path), list(importing._folders), set(registry._tried), dict(adapters._LAYERS), set(sys.modules)
     look_of.__globals__["_registered"].cache_clear()
     yield
     for table, before in zip(tables, others, strict=True):
         table._others.clear()
         table._others.update(before)
-    sys.path[:], registry._folders[:] = kept[0], kept[1]
+    sys.path[:], importing._folders[:] = kept[0], kept[1]
     registry._tried.intersection_update(kept[2])
     adapters._LAYERS.clear()
     adapters._LAYERS.update(kept[3])
@@ -318,7 +318,7 @@ def test_registering_by_hand() -> None:
     entry = METHODS["by-hand"]
     assert entry.learner is ByHand
     assert entry.options == {"bn": "frozen"}
-    assert entry.summary == f"As fine-tuning. [from {registry.place(ByHand)}]"
+    assert entry.summary == f"As fine-tuning. [from {importing.place(ByHand)}]"
     rkr.register.method("by-hand")(ByHand)  # the same class again, as when a notebook cell is run twice
     assert METHODS["by-hand"].options == {"bn": "shared"}
     with pytest.raises(rkr.UsageError, match=r"there is a method 'by-hand' already \(.*ByHand\)"):

@@ -20,8 +20,6 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import operator
-import os
 import re
 import sys
 import warnings
@@ -32,8 +30,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from rkr.errors import PluginWarning, UsageError
-from rkr.validation import choose, model_of, parameters_of, plain, sentence, wrong
+from rkr.errors import PluginWarning, RkrError, UsageError
+from rkr.importing import first_line, imported, place
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -89,11 +87,15 @@ class Entry:
     @cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:
         """The parameters of the target that a recipe may set."""
+        from rkr.validation import parameters_of  # imports pydantic
+
         return parameters_of(self.object, self.not_options)
 
     @cached_property
     def model(self) -> type[BaseModel]:
         """The options as a pydantic model."""
+        from rkr.validation import model_of
+
         return model_of(self.name or place(self.object), self.parameters)
 
     @property
@@ -107,17 +109,26 @@ class Entry:
         self, given: Mapping[str, Any], leave_out: Sequence[str] = (), beside: Sequence[str] = ()
     ) -> tuple[str, str] | None:
         """The first option with a wrong name or value, and what is wrong with it. `beside`: other keys at its place."""
+        from rkr.validation import choose, wrong
+
         known = [name for name in self.options if name not in leave_out]
         for name in given:
             if name not in known:
                 names = [*beside, *known]
                 return name, f"{self.name} has no such option{choose(name, names) if names else '; it has none'}"
         found = wrong(self.model, given)
-        return (
-            (found[0], f"is missing: {self.name} has no default for it")
-            if found and found[1] == "is missing"
-            else found
-        )
+        if found is not None and found[1] == "is missing":
+            return found[0], f"is missing: {self.name} has no default for it"
+        return found
+
+    def call(self, **options: Any) -> Any:
+        """What the target returns. If a plug-in fails, UsageError says how."""
+        try:
+            return self.object(**options)
+        except Exception as error:
+            if not self.origin or isinstance(error, RkrError):
+                raise
+            raise UsageError(f"{self.name} fails ({type(error).__name__}: {error})") from error
 
     @property
     def summary(self) -> str:
@@ -154,6 +165,8 @@ class Method(Entry):
 
     @cached_property
     def model(self) -> type[BaseModel]:
+        from rkr.validation import model_of
+
         return model_of(self.name or place(self.object), self.parameters, self.learner.passes_on)
 
     @property
@@ -163,6 +176,8 @@ class Method(Entry):
 
     def build(self, make: Callable[[], Any], head: str, **options: Any) -> Any:
         """A learner that has seen nothing yet. `make` is a function, as some methods need several networks."""
+        from rkr.validation import plain, sentence
+
         if hasattr(make, "named_modules"):
             name = type(make).__name__
             raise UsageError(f"give a function that builds the network, such as lambda: {name}(...), not a network")
@@ -192,12 +207,7 @@ class Network(Entry):
 
     def build(self, **arguments: Any) -> Any:
         """The network, with random weights."""
-        try:
-            made = self.object(**arguments)
-        except Exception as error:
-            if not self.origin or isinstance(error, UsageError):
-                raise
-            raise UsageError(f"{self.name} fails ({type(error).__name__}: {error})") from error
+        made = self.call(**arguments)
         if not hasattr(made, "named_modules"):
             raise UsageError(f"{self.name} must return a torch.nn.Module, not {type(made).__name__}")
         return made
@@ -229,7 +239,7 @@ class Dataset(Entry):
     def load(self, data: Any = None, **options: Any) -> Any:
         """The source."""
         takes = inspect.signature(self.object).parameters
-        return self.object(**({"data": data} if "data" in takes else {}), **options)
+        return self.call(**({"data": data} if "data" in takes else {}), **options)
 
     def shape_with(self, options: Mapping[str, Any]) -> tuple[int, ...] | None:
         """The shape of a sample with these options; None if it is only known when the data are read."""
@@ -477,64 +487,3 @@ def _add_entry_point(kind: str, point: EntryPoint, made: Any) -> None:
             return
     if not isinstance(made, ModuleType):
         getattr(register, kind)(point.name)(made)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# Importing
-
-
-_folders: list[str] = []  # of recipes and commands
-
-
-def importable(folder: str | os.PathLike[str]) -> None:
-    """Let dotted names be found in a folder, after everything else that can be imported."""
-    path = str(Path(folder).absolute())
-    if path not in sys.path:
-        sys.path.append(path)
-        importlib.invalidate_caches()
-    if path not in _folders:
-        _folders.append(path)
-
-
-def search_path() -> str:
-    """PYTHONPATH for processes that must find the same modules."""
-    return os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), *_folders)))
-
-
-def imported(name: str) -> Any:
-    """The object of a dotted name, such as "my_package.module:Name"."""
-    module, colon, attribute = name.partition(":")
-    if not (module and colon and attribute):
-        raise UsageError(f"give package.module:name, not {name!r}")
-    top = module.partition(".")[0]
-    try:
-        found = importlib.import_module(module)
-        made = operator.attrgetter(attribute)(found)
-    except (Exception, SystemExit) as error:  # importing runs other people's code
-        if isinstance(error, ModuleNotFoundError) and error.name == top:
-            raise UsageError(
-                f"{name}: there is no module {top!r}: install it, or add the folder that has it to PYTHONPATH"
-            ) from error
-        raise UsageError(f"{name} cannot be imported ({type(error).__name__}: {error})") from error
-    _check_place(top)
-    return made
-
-
-def _check_place(top: str) -> None:
-    """Raise UsageError if a recipe's folder has a module that is hidden by another of the same name."""
-    used = getattr(sys.modules.get(top), "__file__", None)
-    for folder in _folders:
-        for path in (Path(folder, f"{top}.py"), Path(folder, top, "__init__.py")):
-            if used is not None and path.exists() and not path.samefile(used):
-                raise UsageError(f"{path} is hidden by {used}, which has the same name: rename one of them")
-
-
-def place(made: Any) -> str:
-    """The dotted name of a class or function."""
-    return f"{made.__module__}:{made.__qualname__}" if hasattr(made, "__qualname__") else repr(made)
-
-
-def first_line(made: Any) -> str:
-    """The first line of a docstring."""
-    own = made.__doc__ or "" if not isinstance(made, type) else made.__dict__.get("__doc__") or ""
-    return inspect.cleandoc(own).partition("\n")[0]

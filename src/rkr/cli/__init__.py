@@ -18,7 +18,7 @@ import typer
 from rkr.cli import compare, cost, demo, features, report, reproduce, run, tune
 from rkr.cli import list as list_
 from rkr.errors import DataWarning, PluginWarning, RkrError
-from rkr.registry import importable
+from rkr.importing import importable
 
 __all__ = ["app", "main"]
 

@@ -14,10 +14,10 @@ from rkr.registry import IN_WORDS, METHODS, Entry, Method, datasets, networks
 
 def everything() -> dict[str, dict[str, str]]:
     """For each kind all names, with a line for each."""
-    from rkr.experiment.recipes import list_recipes
+    from rkr.experiment.recipes.load import titles
 
     return {
-        "recipes": {recipe.name: recipe.title for recipe in list_recipes()},
+        "recipes": titles(),
         "methods": _summaries(METHODS["images"]),
         "zero-shot methods": _summaries(METHODS["zero-shot"]),
         "networks": _summaries(networks),

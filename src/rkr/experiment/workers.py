@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Generic, TypeVar
 
 from rkr.errors import RkrError
-from rkr.registry import search_path
+from rkr.importing import search_path
 
 if TYPE_CHECKING:
     from typing_extensions import Self

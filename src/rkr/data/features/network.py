@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rkr.core.files import digest
 from rkr.errors import UsageError
-from rkr.registry import importable, imported
+from rkr.importing import importable, imported
 
 Three = tuple[float, float, float]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from rkr.errors import UsageError
 from rkr.experiment.recipes.recipe import Recipe
-from rkr.registry import importable
+from rkr.importing import importable
 from rkr.validation import choose, in_words
 
 if sys.version_info >= (3, 11):
@@ -24,6 +24,11 @@ SHIPPED = Path(__file__).parent
 def recipe_names() -> list[str]:
     """The recipes that come with the package."""
     return sorted(path.stem for path in SHIPPED.glob("*.toml"))
+
+
+def titles() -> dict[str, str]:
+    """The title of each recipe that comes with the package, without checking it."""
+    return {name: parsed(SHIPPED / f"{name}.toml", name)["title"] for name in recipe_names()}
 
 
 def list_recipes() -> list[Recipe]:
