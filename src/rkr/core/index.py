@@ -285,7 +285,9 @@ def _read_snapshot(folder: Path) -> Index:
         raise FileError(f"{path}: damaged: its checksum does not match")
     try:
         index = ZOO.upgraded(path, index["version"], index)
-        index["options"] = _read_options(index["options"])
+        if not index["options"]:
+            raise ValueError("'options' are missing")
+        index["options"] = Options.from_json(index["options"])
         _check_index(index)
     except (KeyError, TypeError, ValueError, RkrError) as error:
         raise FileError(f"{path}: incomplete or invalid: {error}") from error
@@ -340,22 +342,3 @@ def _check_entry(name: Any, file: Any) -> None:
 def _check_file(file: str) -> None:
     if "/" in file or os.path.basename(file) != file or "\0" in file or not file.endswith(SUFFIX):
         raise ValueError(f"{file!r} is not the name of a file in this folder")
-
-
-def _read_options(values: Any) -> Options:
-    default = Options().to_json()
-    if not isinstance(values, dict) or not values:
-        raise ValueError("'options' are missing")
-    for key, value in values.items():
-        if key not in default:
-            raise ValueError(f"the option {key!r} is unknown")
-        kind = type(default[key])
-        if key in ("rectify_weights", "scale_outputs"):
-            fits = isinstance(value, (bool, str))
-        elif kind is tuple:
-            fits = isinstance(value, list) and all(isinstance(v, str) for v in value)
-        else:
-            fits = isinstance(value, (int, float) if kind is float or key == "cache_bytes" else kind)
-        if not fits:
-            raise ValueError(f"the option {key!r} is {value!r}")
-    return Options.from_json(values)

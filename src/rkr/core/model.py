@@ -25,6 +25,7 @@ from rkr.core.state import Active, MergeCache, TaskState, clone_state, version_k
 from rkr.core.table import TaskTable
 from rkr.core.tensors import Tensors
 from rkr.core.updates import LayerUpdate, Rectification
+from rkr.core.views import Replicas, View
 from rkr.errors import UsageError
 
 
@@ -107,6 +108,7 @@ class RectifiedModel(nn.Module):
         self.active = active
         self.layers: Sequence[TargetLayer] = layers
         self.tensors = Tensors(network, layers)
+        self.replicas = Replicas()
         self._base_at_start: Any = None  # version of the base when the task that trains it was added
         self.user_requires_grad = {n: p.requires_grad for n, p in network.named_parameters()}
         self._base_known: tuple[Any, str] | None = None  # checksums and fingerprint of the base at the last check
@@ -255,6 +257,7 @@ class RectifiedModel(nn.Module):
             p.requires_grad_(False)
             p.grad = None
         self.active.base_frozen = True
+        self.replicas.clear()
         for layer in self.layers:
             layer.freeze()
         for task in self.tasks.values():  # at most one: the task with which the base was trained
@@ -283,6 +286,16 @@ class RectifiedModel(nn.Module):
         except RuntimeError as error:
             self._explain((*args, *kwargs.values()), error)
             raise
+
+    def for_task(self, name: str) -> View:
+        """One task as a function that several threads may call at once, whatever task the model itself uses.
+
+        It answers with the same bits as the model in evaluation mode. Each thread has gradients on unless it turns
+        them off (`torch.no_grad`). Meanwhile tasks may be added, trained and removed, other than those that are called.
+        """
+        self.check_layers()
+        self.tasks.in_memory(name)  # there is one
+        return View(self, name)
 
     def merged(self, name: str) -> nn.Module:
         """A plain copy of your network that computes what the task computes, with the same keys.
@@ -363,7 +376,7 @@ class RectifiedModel(nn.Module):
         changes = mode != self.training
         super().train(mode)
         if changes:
-            self.refresh()
+            self.active.cache.clear()
         return self
 
     def _read_task(self, name: str) -> TaskState:
@@ -399,16 +412,22 @@ class RectifiedModel(nn.Module):
             self.active.task = task
 
     def refresh(self) -> None:
-        """Drop cached merged weights. Only needed after a write to a task's `.data`, which torch does not report."""
+        """Drop all that is derived from the model: cached merged weights, and replicas of the network for views.
+
+        Only needed after a write to a task's `.data`, which torch does not report, or a change of the network's modules
+        themselves, such as a new hook.
+        """
         self.active.cache.clear()
+        self.replicas.clear()
 
     def _apply(self, fn: Any, recurse: bool = True) -> RectifiedModel:
-        self.active.cache.clear()
+        self.refresh()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
     def attach(self) -> None:
         """Let the network's layers compute with this model's tasks, instead of those of another model."""
+        self.replicas.clear()
         for module in self.network.modules():
             if is_exchanged(module):
                 restore(module)

@@ -24,8 +24,8 @@ from rkr.report.export import write_tables
 from rkr.report.html.data import Group, details, document, grouped, headline, proofs, runs_table
 from rkr.report.names import file_stem
 from rkr.report.scan import Skipped, scan
-from rkr.report.summary import COLUMNS
 from rkr.report.search import search_note
+from rkr.report.summary import COLUMNS
 
 SCRIPTS = ("draw.js", "charts.js", "page.js")
 TITLE = "Continual learning results"
