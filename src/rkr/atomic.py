@@ -29,14 +29,52 @@ def write_atomic(path: Path, data: bytes, durable: bool = True) -> None:
         os.replace(temporary, path)
         renamed = True
         if durable:
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            _sync_folder(path.parent)
     except (OSError, ValueError) as error:  # ValueError: an invalid file name
-        raise FileError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
+        raise _failed(path, error) from error
     finally:
         if not renamed:
             with contextlib.suppress(OSError, ValueError):
                 temporary.unlink()
+
+
+def append(path: Path, data: bytes, at: int) -> None:
+    """Write data at the end of a file, which is made if necessary, and fsync it.
+
+    A kill may leave a part of the data: readers must recognise it, and the next call removes it.
+
+    Args:
+        path: The file.
+        data: What to append.
+        at: Size of the file without such a part.
+    """
+    new = not path.exists()
+    try:
+        with open(path, "xb" if new else "r+b", buffering=0) as file:
+            try:
+                file.truncate(at)
+                file.seek(at)
+                while data:
+                    data = data[file.write(data) :]
+                os.fsync(file.fileno())
+            except OSError:
+                with contextlib.suppress(OSError):
+                    file.truncate(at)
+                raise
+        if new:
+            _sync_folder(path.parent)
+    except OSError as error:
+        raise _failed(path, error) from error
+
+
+def _sync_folder(path: Path) -> None:
+    """Let a change of names in a folder last."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _failed(path: Path, error: OSError | ValueError) -> FileError:
+    return FileError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}")

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import rkr
 from rkr.core import files, read_about, read_task_about
-from rkr.core import zoo as zoo_module
 from rkr.core.about import LIMIT
+from rkr.core.index import INDEX, encode_index
 
 
 class Net(nn.Module):
@@ -175,10 +175,10 @@ def test_files_of_the_previous_version_are_read(tmp_path: Path) -> None:
     """Version 1 of the index, and task files without the field."""
     model = build()
     model.save(tmp_path)
-    index = json.loads((tmp_path / zoo_module.INDEX).read_text())
+    index = json.loads((tmp_path / INDEX).read_text())
     assert index["version"] == "2"
     old = {key: value for key, value in index.items() if key not in ("about", "sha256")}
-    (tmp_path / zoo_module.INDEX).write_bytes(zoo_module.encode_index({**old, "version": "1"}))
+    (tmp_path / INDEX).write_bytes(encode_index({**old, "version": "1"}))
     task = tmp_path / index["tasks"][0]["file"]
     meta, tensors = files.decode(task, files.TASK)
     task.write_bytes(files.encode(tensors, {k: v for k, v in meta.items() if k not in ("crc32", "about")}))

@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import rkr
-from rkr.core import files, zoo
+from rkr.core import files
+from rkr.core.index import encode_index
 from rkr.data.features.parts import Parts
 from rkr.errors import FileError
 from rkr.experiment import state
@@ -183,7 +184,7 @@ def test_interrupted_features(old: Path, command: Command, monkeypatch: pytest.M
 def restated(path: Path, version: Any) -> None:
     """Let a file state another version."""
     if path.name == "zoo.json":
-        path.write_bytes(zoo.encode_index({**json.loads(path.read_text()), "version": version}))
+        path.write_bytes(encode_index({**json.loads(path.read_text()), "version": version}))
     elif path.suffix == ".json":
         path.write_text(json.dumps({**json.loads(path.read_text()), "format": version}))
     else:

@@ -40,6 +40,15 @@ class SharedBuffers:
         """Keep the present values."""
         self._kept = {name: b.detach().clone() for name, b in self._found().items()}
 
+    def tensors(self) -> list[Tensor]:
+        """The kept values."""
+        return list(self._kept.values())
+
+    def reset(self) -> None:
+        """As between two calls."""
+        self._lent = False
+        self.restore()
+
     @property
     def lends(self) -> bool:
         """Whether there are kept values, and the module does not compute on copies already."""

@@ -180,7 +180,7 @@ class Cost:
 def measure(model: RectifiedModel, example: Tensor | Sequence[int] | None = None) -> Cost:
     """Count everything on a model."""
     network = sum(p.numel() for p in model.network.parameters())
-    tasks = tuple(_task_cost(model, task, network) for task in model.tasks.values())
+    tasks = tuple(_task_cost(model, model.tasks[name], network) for name in model.tasks)
     state = {id(t): t for t in (*model.network.parameters(), *model.network.buffers())}
     return Cost(
         network,

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from rkr.core.model import RectifiedModel
 
 TASK = Format("rkr-task", 1)
-SUFFIX = ".safetensors"
 PathLike = str | os.PathLike[str]
 
 # ---------------------------------------------------------------------------------------------------------
@@ -48,7 +47,7 @@ def digest(tensors: Mapping[str, Tensor], *words: str, raw: Mapping[str, Any] | 
     for key in sorted(tensors):
         t = tensors[key]
         h.update(f"{len(key)}:{key};{t.dtype};{tuple(t.shape)};".encode())
-        h.update(_raw(t) if raw is None else raw[key])
+        h.update(raw_bytes(t) if raw is None else raw[key])
     return h.hexdigest()
 
 
@@ -69,7 +68,7 @@ def known_base_fingerprint(model: RectifiedModel) -> str:
     the time of the fingerprint and misses a change with probability 2^-32.
     """
     state = model.tensors.base_state()
-    now = {k: (v.dtype, v.shape, v.stride(), zlib.crc32(_raw(_in_memory_order(v)))) for k, v in state.items()}
+    now = {k: (v.dtype, v.shape, v.stride(), zlib.crc32(raw_bytes(_in_memory_order(v)))) for k, v in state.items()}
     if model._base_known is None or model._base_known[0] != now:
         model._base_known = now, digest(state, "rkr-base")
     return model._base_known[1]
@@ -80,7 +79,7 @@ def _in_memory_order(t: Tensor) -> Tensor:
     return t if t.is_contiguous() or t.dim() < 3 else t.movedim(1, -1)
 
 
-def _raw(t: Tensor) -> Any:
+def raw_bytes(t: Tensor) -> Any:
     """A tensor's bytes in row-major order, as a buffer."""
     return t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
@@ -100,7 +99,7 @@ def as_path(path: PathLike) -> Path:
 def encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
     """A safetensors file with a checksum of each tensor and one of everything."""
     plain = _unshared(tensors)
-    sums = " ".join(f"{zlib.crc32(_raw(plain[key])):08x}" for key in sorted(plain))
+    sums = " ".join(f"{zlib.crc32(raw_bytes(plain[key])):08x}" for key in sorted(plain))
     meta = {**metadata, "crc32": sums}
     meta["sha256"] = digest(plain, json.dumps(meta, sort_keys=True))
     data = encode_tensors(plain, meta)
@@ -189,7 +188,7 @@ def _damaged(tensors: Mapping[str, Tensor], sums: str) -> str:
     keys, expected = sorted(tensors), sums.split(" ")
     if len(keys) == len(expected):
         for key, crc in zip(keys, expected, strict=True):
-            if f"{zlib.crc32(_raw(tensors[key])):08x}" != crc:
+            if f"{zlib.crc32(raw_bytes(tensors[key])):08x}" != crc:
                 return f"{key!r} is damaged: its checksum does not match"
     return "damaged: the checksum over names and metadata does not match"
 
@@ -259,8 +258,22 @@ def save_task(model: RectifiedModel, task: TaskState, path: PathLike) -> None:
     write_atomic(as_path(path), encode_task(model, task, base_fingerprint(model), path))
 
 
-def load_task(model: RectifiedModel, path: PathLike, name: str | None, base: str | None = None) -> TaskState:
-    """Read a task file for this model. The model is not changed."""
+def load_task(
+    model: RectifiedModel,
+    path: PathLike,
+    name: str | None,
+    base: str | None = None,
+    cast: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+) -> TaskState:
+    """Read a task file for this model. The model is not changed.
+
+    Args:
+        model: The model.
+        path: The file.
+        name: Another name for the task than the one in the file.
+        base: Fingerprint that the file must state; by default that of the model's base.
+        cast: Converts tensors from how they were written to how the model is now.
+    """
     path = as_path(path)
     meta, tensors = decode(path, TASK)
     stated = _stated(path, meta, 0)
@@ -271,7 +284,8 @@ def load_task(model: RectifiedModel, path: PathLike, name: str | None, base: str
         wanted = "has no head" if model.head is None else f"has the head {model.head!r}"
         raise FileError(f"{path}: the task has {classes or 'no'} classes, but this model {wanted}")
     expected = model.tensors.expected(classes)
-    check_tensors(path, tensors, expected)
+    converted = {key: cast(tensor) for key, tensor in tensors.items()}
+    check_tensors(path, converted, expected)
     check_finite(path, tensors, tensors)
     if stored_base != (base or known_base_fingerprint(model)):
         raise FileError(
@@ -282,7 +296,7 @@ def load_task(model: RectifiedModel, path: PathLike, name: str | None, base: str
     task.about = stated.about
     device = next(iter(model.network.parameters())).device
     for key in expected:
-        task.put(key, tensors[key].to(device))
+        task.put(key, converted[key].to(device))
     return task
 
 

@@ -18,11 +18,14 @@ from rkr.core.arguments import check_name, class_list
 from rkr.core.buffers import lent_buffers
 from rkr.core.exchange import exchange, is_exchanged, layer_of, restore
 from rkr.core.find import find_layers
+from rkr.core.index import Changes
 from rkr.core.options import Options
 from rkr.core.rowwise import is_rowwise
-from rkr.core.state import Active, MergeCache, TaskState, TaskTable, clone_state, version_key
+from rkr.core.state import Active, MergeCache, TaskState, clone_state, version_key
+from rkr.core.table import TaskTable
 from rkr.core.tensors import Tensors
 from rkr.core.updates import LayerUpdate, Rectification
+from rkr.core.views import Replicas, View
 from rkr.errors import UsageError
 
 
@@ -97,13 +100,15 @@ class RectifiedModel(nn.Module):
             )
         layers = find_layers(network, options, self.update, head, active)
         self.network = network
-        self.tasks = TaskTable()
+        self.tasks = TaskTable(self._read_task, active.cache.drop)
+        self.stored: zoo.Stored | None = None  # the folder that it comes from
         self.options = options
         self.head = head
         self.about: dict[str, Any] = {}
         self.active = active
         self.layers: Sequence[TargetLayer] = layers
         self.tensors = Tensors(network, layers)
+        self.replicas = Replicas()
         self._base_at_start: Any = None  # version of the base when the task that trains it was added
         self.user_requires_grad = {n: p.requires_grad for n, p in network.named_parameters()}
         self._base_known: tuple[Any, str] | None = None  # checksums and fingerprint of the base at the last check
@@ -196,12 +201,11 @@ class RectifiedModel(nn.Module):
 
         A base that was trained with the task stays as it is, because files of the task may depend on it.
         """
-        task = self.tasks[name]
+        task = self.tasks.in_memory(name)
         if not self.base_frozen and not self.update.opens_base and self._base_has_changed():
             self.freeze_base()
         self.tasks.remove(name)
-        self.active.cache.drop(task)
-        if self.active.task is task:
+        if task is not None and self.active.task is task:
             self.active.task = None
 
     @overload
@@ -253,6 +257,7 @@ class RectifiedModel(nn.Module):
             p.requires_grad_(False)
             p.grad = None
         self.active.base_frozen = True
+        self.replicas.clear()
         for layer in self.layers:
             layer.freeze()
         for task in self.tasks.values():  # at most one: the task with which the base was trained
@@ -281,6 +286,16 @@ class RectifiedModel(nn.Module):
         except RuntimeError as error:
             self._explain((*args, *kwargs.values()), error)
             raise
+
+    def for_task(self, name: str) -> View:
+        """One task as a function that several threads may call at once, whatever task the model itself uses.
+
+        It answers with the same bits as the model in evaluation mode. Each thread has gradients on unless it turns
+        them off (`torch.no_grad`). Meanwhile tasks may be added, trained and removed, other than those that are called.
+        """
+        self.check_layers()
+        self.tasks.in_memory(name)  # there is one
+        return View(self, name)
 
     def merged(self, name: str) -> nn.Module:
         """A plain copy of your network that computes what the task computes, with the same keys.
@@ -314,8 +329,23 @@ class RectifiedModel(nn.Module):
         return files.task_fingerprint(self, self.tasks[name])
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the base and all tasks to a folder. If the process is killed, the old or the new state is there."""
+        """Write the base and all tasks to a folder. If the process is killed, the old or the new state is there.
+
+        In the folder that the model was loaded from or last saved to, only what has changed is written. If another
+        process has changed that folder meanwhile, it is an error: see `follow`.
+        """
         zoo.save(self, folder)
+
+    def follow(self) -> Changes:
+        """Take over what other processes have changed in the folder that this model was loaded from or saved to.
+
+        Two calls of `stat` if they have changed nothing. Tasks that were trained here and not saved stay as they are;
+        if another process has changed the same ones, it is an error.
+
+        Returns:
+            Names of the tasks that were added, replaced and removed; false if there are none.
+        """
+        return zoo.follow(self)
 
     def save_task(self, name: str, path: str | os.PathLike[str]) -> None:
         """Write one task to one safetensors file, atomically."""
@@ -346,8 +376,12 @@ class RectifiedModel(nn.Module):
         changes = mode != self.training
         super().train(mode)
         if changes:
-            self.refresh()
+            self.active.cache.clear()
         return self
+
+    def _read_task(self, name: str) -> TaskState:
+        with torch.inference_mode(False):
+            return zoo.read_stored(self, name)
 
     def weight_layers(self) -> list[Adapter]:
         """The target layers whose weights tasks update."""
@@ -378,16 +412,22 @@ class RectifiedModel(nn.Module):
             self.active.task = task
 
     def refresh(self) -> None:
-        """Drop cached merged weights. Only needed after a write to a task's `.data`, which torch does not report."""
+        """Drop all that is derived from the model: cached merged weights, and replicas of the network for views.
+
+        Only needed after a write to a task's `.data`, which torch does not report, or a change of the network's modules
+        themselves, such as a new hook.
+        """
         self.active.cache.clear()
+        self.replicas.clear()
 
     def _apply(self, fn: Any, recurse: bool = True) -> RectifiedModel:
-        self.active.cache.clear()
+        self.refresh()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
     def attach(self) -> None:
         """Let the network's layers compute with this model's tasks, instead of those of another model."""
+        self.replicas.clear()
         for module in self.network.modules():
             if is_exchanged(module):
                 restore(module)
@@ -401,18 +441,12 @@ class RectifiedModel(nn.Module):
         with lent_buffers(self.layers):
             return self.update.run(self.network, args, kwargs, task)
 
-    def restore_tasks(self, tasks: Sequence[TaskState], current: str | None, frozen: bool) -> None:
-        """Take over the tasks of a saved model, and whether its base was still being trained."""
+    def restore_tasks(self, tasks: Sequence[TaskState]) -> None:
+        """Take over the tasks of a saved model whose base was being trained, its own normalisation included."""
         for task in tasks:
             self.tasks.put(task)
-        if frozen:
-            self.freeze_base()
-        else:  # the base's own normalisation is trained with the first task
-            for task in tasks:
-                for key in self.tensors.norm_state(task):
-                    task.discard(key)
-        if current is not None:
-            self.set_task(current)
+            for key in self.tensors.norm_state(task):
+                task.discard(key)
 
     def _base_has_changed(self) -> bool:
         """Whether the base was written to since the task that trains it was added."""
@@ -420,7 +454,7 @@ class RectifiedModel(nn.Module):
 
     def _trains_base(self, task: TaskState) -> bool:
         """Whether the base is being trained with this task."""
-        return not self.base_frozen and self.tasks.last() is task
+        return not self.base_frozen and self.tasks.is_last(task)
 
     def _select(self, task: TaskState) -> None:
         old = self.active.task
@@ -433,8 +467,6 @@ class RectifiedModel(nn.Module):
     def _insert(self, task: TaskState) -> None:
         """Put a complete task into the model and select it."""
         self.freeze_base()
-        if task.name in self.tasks:
-            self.active.cache.drop(self.tasks[task.name])
         self.tasks.put(task)
         self._select(task)
 

@@ -1,11 +1,12 @@
-"""The tensors of tasks, the task in use, and the cache of merged weights."""
+"""The tensors of a task, the task in use, and the cache of merged weights."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from threading import RLock
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,12 +40,22 @@ class TaskState(nn.Module):
         else:
             self._parameters[key] = nn.Parameter(tensor.detach(), requires_grad=False)
 
+    def own(self, key: str, tensor: Any) -> None:
+        """Store this very tensor, which must be what `put` would make."""
+        (self._buffers if is_statistic(key) else self._parameters)[key] = tensor
+
     def __setattr__(self, name: str, value: Any) -> None:
         """Names with dots are tensors: `load_state_dict(..., assign=True)` sets them."""
         if "." in name:
-            (self._buffers if is_statistic(name) else self._parameters)[name] = value
+            self.own(name, value)
         else:
             super().__setattr__(name, value)
+
+    def emptied(self) -> TaskState:
+        """The task without its tensors."""
+        task = TaskState(self.name, self.classes, self.class_names)
+        task.about, task.number = self.about, self.number
+        return task
 
     def discard(self, key: str) -> None:
         """Remove a tensor."""
@@ -84,72 +95,6 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 def is_statistic(key: str) -> bool:
     """Whether a tensor name is a normalisation statistic, which no optimiser touches."""
     return key.rpartition(".")[2] in STATISTICS
-
-
-class TaskTable(nn.Module):
-    """The tasks of a model by name, in the order in which they were added.
-
-    Names are free text, so entries bypass the checks of attribute names.
-    """
-
-    @property
-    def _table(self) -> dict[str, TaskState]:
-        return cast("dict[str, TaskState]", self._modules)
-
-    def __getitem__(self, name: str) -> TaskState:
-        try:
-            return self._table[_module_key(name)]
-        except (KeyError, AttributeError, TypeError):
-            known = ", ".join(repr(n) for n in list(self)[:8]) or "none yet"
-            more = ", ..." if len(self) > 8 else ""
-            raise UsageError(f"no task is named {name!r}; tasks: {known}{more}. Add one with add_task.") from None
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and _module_key(name) in self._modules
-
-    def __len__(self) -> int:
-        return len(self._modules)
-
-    def __iter__(self) -> Iterator[str]:
-        return (task.name for task in self._table.values())
-
-    def keys(self) -> list[str]:
-        """The names in order."""
-        return list(self)
-
-    def values(self) -> list[TaskState]:
-        """The tasks in order."""
-        return list(self._table.values())
-
-    def items(self) -> list[tuple[str, TaskState]]:
-        """Names and tasks in order."""
-        return [(task.name, task) for task in self.values()]
-
-    def last(self) -> TaskState | None:
-        """The task that was added last."""
-        return next(reversed(self._table.values()), None)
-
-    def put(self, task: TaskState) -> None:
-        """Add a task, or replace the one with its name in place."""
-        there = self._table.get(_module_key(task.name))
-        last = self.last()
-        task.number = there.number if there is not None else 0 if last is None else last.number + 1
-        self._modules[_module_key(task.name)] = task
-
-    def remove(self, name: str) -> TaskState:
-        """Remove a task."""
-        task = self[name]
-        del self._modules[_module_key(name)]
-        return task
-
-    def train(self, mode: bool = True) -> TaskTable:
-        """Tasks have tensors only, so there is nothing to switch."""
-        self.__dict__["training"] = mode  # not by setattr: a task may have that name
-        return self
-
-
-def _module_key(name: str) -> str:
-    return name.replace("%", "%25").replace(".", "%2E")
 
 
 @dataclass(eq=False)
@@ -196,6 +141,7 @@ class MergeCache:
         self.limit = limit
         self._entries: OrderedDict[TaskState, dict[Hashable, _Entry]] = OrderedDict()
         self._bytes = 0
+        self._lock = RLock()  # several threads may answer at once: see `views.py`
 
     @property
     def nbytes(self) -> int:
@@ -225,29 +171,34 @@ class MergeCache:
         more: Hashable = None,
     ) -> None:
         """Cache merged tensors and drop the least recently used tasks. `more` is what else the tensors depend on."""
-        entries = self._entries.setdefault(task, {})
-        if place in entries:
-            self._bytes -= _size(entries[place])
         key = version_key(*sources), version_key(weight, bias), more  # a user may write to either
-        entries[place] = _Entry(tuple(sources), key, weight, bias)
-        self._bytes += _size(entries[place])
-        self.touch(task)
-        while self._bytes > self.limit and len(self._entries) > 1:
-            self.drop(next(iter(self._entries)))
+        entry = _Entry(tuple(sources), key, weight, bias)
+        with self._lock:
+            entries = self._entries.setdefault(task, {})
+            if place in entries:
+                self._bytes -= _size(entries[place])
+            entries[place] = entry
+            self._bytes += _size(entry)
+            self.touch(task)
+            while self._bytes > self.limit and len(self._entries) > 1:
+                self.drop(next(iter(self._entries)))
 
     def touch(self, task: TaskState) -> None:
         """Mark a task as used now."""
-        if task in self._entries:
-            self._entries.move_to_end(task)
+        with self._lock:
+            if task in self._entries:
+                self._entries.move_to_end(task)
 
     def drop(self, task: TaskState) -> None:
         """Drop one task's merged weights."""
-        self._bytes -= sum(map(_size, self._entries.pop(task, {}).values()))
+        with self._lock:
+            self._bytes -= sum(map(_size, self._entries.pop(task, {}).values()))
 
     def clear(self) -> None:
         """Drop everything."""
-        self._entries.clear()
-        self._bytes = 0
+        with self._lock:
+            self._entries.clear()
+            self._bytes = 0
 
     def __deepcopy__(self, memo: Mapping[int, Any]) -> MergeCache:
         return MergeCache(self.limit)

@@ -1,27 +1,29 @@
-"""Model folders ("zoos"): one base file, one file per task, and the index `zoo.json`.
+"""Model folders ("zoos"): one base file, one file per task, and the index.
 
 File names contain a hash of the content, so a save never overwrites a file that the current index needs. The index is
-replaced last, in one rename. Only then are files removed that it no longer lists.
+changed last, in one step. Only then are files removed that it no longer lists. Tasks are read when they are first used.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import os
+import warnings
+import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from rkr.atomic import TEMPORARY, write_atomic
-from rkr.core.about import ModelAbout, check_about, checked_about
+from rkr.atomic import write_atomic
+from rkr.core.about import ModelAbout, check_about
+from rkr.core.arguments import check_name
 from rkr.core.files import (
-    SUFFIX,
+    TASK,
     PathLike,
     as_path,
     base_fingerprint,
@@ -32,24 +34,46 @@ from rkr.core.files import (
     encode,
     encode_task,
     load_task,
+    raw_bytes,
     read_metadata,
+    read_task_about,
     trained_keys,
 )
-from rkr.core.options import Options
+from rkr.core.index import INDEX, RETRIES, SUFFIX, Changes, Index, compare, locked, write_index
+from rkr.core.state import TaskState
 from rkr.errors import FileError, RkrError, UsageError
 from rkr.versions import Format
 
 if TYPE_CHECKING:
     from rkr.core.model import RectifiedModel
 
-ZOO = Format("rkr-zoo", 2, {1: lambda index: {**index, "about": {}}})
 BASE = Format("rkr-base", 1)
-INDEX = "zoo.json"
-RETRIES = 9  # how often a reader starts again because another process saved to the folder
+
+
+@dataclass
+class Stored:
+    """The folder that a model was loaded from or last saved to.
+
+    Attributes:
+        index: What the model knows to be there.
+        base: Fingerprint of the base there.
+        sums: Checksums of the network's tensors there.
+    """
+
+    index: Index
+    base: str
+    sums: dict[str, Any]
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Saving
 
 
 def save(model: RectifiedModel, folder: PathLike) -> None:
-    """Write a model folder."""
+    """Write a model folder. In the one that the model comes from, only what has changed is written.
+
+    Raise FileError if another process has changed that folder since, whose work would be lost.
+    """
     model.check_owner()
     folder = as_path(folder)
     if os.path.exists(folder) and not folder.is_dir():
@@ -57,38 +81,106 @@ def save(model: RectifiedModel, folder: PathLike) -> None:
     check_about(model.about, "the model")
     base = base_fingerprint(model)
     check_finite(folder, model.network.state_dict(), trained_keys(model.network))
-    encoded = [encode_task(model, task, base, folder / task.name) for task in model.tasks.values()]
-    network = encode(model.network.state_dict(), {**BASE.stated, "fingerprint": base})
-    base_file = _write_by_content(folder, "base", network)
-    tasks = [
-        {"name": task.name, "file": _write_by_content(folder, task.name, data)}
-        for task, data in zip(model.tasks.values(), encoded, strict=True)
-    ]
-    index = {
-        **ZOO.stated,
-        "about": model.about,
-        "options": model.options.to_json(),
-        "head": model.head,
-        "base": base_file,
-        "base_frozen": model.base_frozen,
-        "current": model.task,
-        "fixed": sorted(name for name, on in model.user_requires_grad.items() if not on),
-        "tasks": tasks,
-    }
-    write_atomic(folder / INDEX, encode_index(index))
-    _remove_unnamed(folder, {base_file, *(t["file"] for t in tasks)})
+    same_base = model.stored is not None and model.stored.base == base and not model.tasks.casts
+    here = same_base and model.stored is not None and _is_same(model.stored.index.folder, folder)
+    encoded = {}  # all, before anything is written
+    for name in model.tasks:
+        task = model.tasks.in_memory(name) if same_base else model.tasks[name]
+        if task is not None and not (here and model.tasks.is_as_stored(name)):
+            encoded[name] = encode_task(model, task, base, folder / name)
+    with locked(folder):
+        known = _known(model, folder)
+        files = {name: _file_for(model, name, encoded.get(name), folder, known) for name in model.tasks}
+        sums = _sums(model.network)
+        fields = {
+            "about": model.about,
+            "options": model.options,
+            "head": model.head,
+            "base": _base_file(model, folder, base, sums, known),
+            "base_frozen": model.base_frozen,
+            "current": model.task,
+            "fixed": sorted(name for name, on in model.user_requires_grad.items() if not on),
+        }
+        index = _commit(folder, fields, files, known)
+    model.stored = Stored(index, base, sums)
+    model.tasks.written()
+    if model.base_frozen:
+        for name in encoded:
+            task = model.tasks.in_memory(name)
+            if task is not None:
+                model.tasks.keep(task)
+        model.tasks.shrink()
 
 
-def encode_index(index: Any) -> bytes:
-    """The text of `zoo.json`, with a checksum."""
-    if isinstance(index, dict):
-        index = {**index, "sha256": _index_sum(index)}
-    return json.dumps(index, indent=1).encode()
+def _known(model: RectifiedModel, folder: Path) -> Index | None:
+    """The folder's index if the model comes from there. Raise FileError if it has changed since."""
+    if model.stored is None or not _is_same(model.stored.index.folder, folder):
+        return None
+    index = model.stored.index
+    try:
+        now = index.newer()
+    except FileError:  # damaged or gone: written anew
+        return None
+    if (now.tasks, now.fields) != (index.tasks, index.fields):
+        names = sorted(compare(index.tasks, now.tasks).names)
+        what = f" (task {names[0]!r}" + (" and others)" if len(names) > 1 else ")") if names else ""
+        raise FileError(
+            f"{folder}: another process has changed it{what} since this model read it: call model.follow() before "
+            "save, or save to another folder"
+        )
+    return now
 
 
-def _index_sum(index: Mapping[str, Any]) -> str:
-    rest = {key: value for key, value in index.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+def _is_same(a: Path, b: Path) -> bool:
+    return os.path.realpath(a) == os.path.realpath(b)
+
+
+def _file_for(model: RectifiedModel, name: str, data: bytes | None, folder: Path, known: Index | None) -> str:
+    """The file of a task in the folder, written if necessary."""
+    stored = model.stored
+    if data is None and stored is not None:
+        path = stored.index.folder / stored.index.tasks[name]
+        task = model.tasks.in_memory(name)
+        if known is not None and (task is None or _is_intact(path)):
+            return path.name
+        if task is not None:  # the file is damaged, but its content is here
+            data = encode_task(model, task, stored.base, path)
+        elif _is_intact(path):
+            data = path.read_bytes()
+        else:
+            read_stored(model, name)  # tells what is wrong with it
+            data = path.read_bytes()
+    assert data is not None
+    return _write_by_content(folder, name, data)
+
+
+def _base_file(model: RectifiedModel, folder: Path, base: str, sums: Mapping[str, Any], known: Index | None) -> str:
+    """The file of the base in the folder, written if necessary."""
+    if known is not None and model.stored is not None and model.stored.sums == sums:
+        file: str = known.fields["base"]
+        if _is_intact(folder / file):
+            return file
+    return _write_by_content(folder, "base", encode(model.network.state_dict(), {**BASE.stated, "fingerprint": base}))
+
+
+def _commit(folder: Path, fields: dict[str, Any], files: dict[str, str], known: Index | None) -> Index:
+    """Change the index: by what is new if it is the one that the model knows."""
+    if known is None or any(known.fields[key] != fields[key] for key in fields if key not in ("about", "current")):
+        return write_index(folder, fields, files)
+    changes = compare(known.tasks, files)
+    kept = [name for name in known.tasks if name in files]
+    if list(files) != [*kept, *changes.added]:  # in another order
+        return write_index(folder, fields, files)
+    ops: list[dict[str, Any]] = [{"drop": name} for name in changes.removed]
+    ops += [{"put": name, "file": files[name]} for name in (*changes.replaced, *changes.added)]
+    ops += [{key: fields[key]} for key in ("current", "about") if known.fields[key] != fields[key]]
+    return known.committed(ops)
+
+
+def _sums(network: nn.Module) -> dict[str, Any]:
+    """Changes whenever the base file would."""
+    state: dict[str, Tensor] = network.state_dict()
+    return {key: (t.dtype, t.shape, zlib.crc32(raw_bytes(t))) for key, t in state.items()}
 
 
 def _write_by_content(folder: Path, name: str, data: bytes) -> str:
@@ -101,15 +193,16 @@ def _write_by_content(folder: Path, name: str, data: bytes) -> str:
     return file
 
 
-def _remove_unnamed(folder: Path, named: set[str]) -> None:
-    """Remove files of earlier saves, recognised by the form of their names."""
-    for path in folder.glob(f"*.{'[0-9a-f]' * 16}{SUFFIX}"):
-        if path.name not in named:
-            with contextlib.suppress(OSError):
-                path.unlink()
-    for path in folder.glob(f"{TEMPORARY}*.tmp"):
-        with contextlib.suppress(OSError):
-            path.unlink()
+def _is_intact(path: Path) -> bool:
+    """Whether a file has the content that its name tells the hash of."""
+    try:
+        return path.suffixes[-2][1:] == hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    except (OSError, IndexError):
+        return False
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Loading
 
 
 def load(folder: PathLike, network: nn.Module, build: Callable[..., RectifiedModel]) -> RectifiedModel:
@@ -119,48 +212,123 @@ def load(folder: PathLike, network: nn.Module, build: Callable[..., RectifiedMod
     """
     if not isinstance(network, nn.Module):
         raise UsageError(f"load needs the network as a torch.nn.Module, not {type(network).__name__}")
-    folder = as_path(folder)
+    index = Index.read(as_path(folder))
     for _ in range(RETRIES):
-        index = _read_index(folder)
         try:
-            return _load(folder, index, network, build)
+            return _load(index, network, build)
         except FileError:
-            if _read_index(folder)["sha256"] == index["sha256"]:
+            newer = index.newer()
+            if newer is index:
                 raise
-    return _load(folder, _read_index(folder), network, build)
+            index = newer
+    return _load(index, network, build)
 
 
-def _load(
-    folder: Path, index: Mapping[str, Any], network: nn.Module, build: Callable[..., RectifiedModel]
-) -> RectifiedModel:
-    """Read and check everything, then change the network."""
-    base_path = folder / index["base"]
+def _load(index: Index, network: nn.Module, build: Callable[..., RectifiedModel]) -> RectifiedModel:
+    """Read and check the base, then change the network."""
+    folder, fields = index.folder, index.fields
+    base_path = folder / fields["base"]
     meta, base = decode(base_path, BASE)
     present = {k: (tuple(v.shape), v.dtype) for k, v in network.state_dict().items()}
     check_tensors(base_path, base, present)
     check_finite(base_path, base, trained_keys(network))
     try:
-        model = build(network, index["options"], index["head"], attach=False)
+        model = build(network, fields["options"], fields["head"], attach=False)
     except (RkrError, TypeError) as error:
         raise FileError(f"{folder / INDEX}: does not fit this network: {error}") from error
-    if digest(model.tensors.base_state(base), "rkr-base") != meta.get("fingerprint"):
+    fingerprint = digest(model.tensors.base_state(base), "rkr-base")
+    if fingerprint != meta.get("fingerprint"):
         raise FileError(f"{base_path}: its tensors do not match its fingerprint")
-    tasks = []
-    for entry in index["tasks"]:
-        task = load_task(model, folder / entry["file"], None, meta["fingerprint"])
-        if task.name != entry["name"]:
-            raise FileError(f"{folder / entry['file']}: contains the task {task.name!r}, not {entry['name']!r}")
-        tasks.append(task)
+    model.stored = Stored(index, fingerprint, {})
+    # While the base is trained, a part of its task is in the base.
+    first = [] if fields["base_frozen"] else [read_stored(model, name) for name in index.tasks]
     with torch.inference_mode(any(p.is_inference() for p in network.parameters())):  # as the network was built
         network.load_state_dict(base)
-        fixed = set(index["fixed"])
+        fixed = set(fields["fixed"])
         for name, p in network.named_parameters():
             p.requires_grad_(name not in fixed)
-    model.about = index["about"]
+    model.stored.sums = _sums(network)
+    model.about = fields["about"]
     model.user_requires_grad = {n: p.requires_grad for n, p in network.named_parameters()}
     model.attach()
-    model.restore_tasks(tasks, index["current"], index["base_frozen"])
+    if fields["base_frozen"]:
+        model.freeze_base()
+        for name in index.tasks:
+            model.tasks.put_stored(name)
+    else:
+        model.restore_tasks(first)
+    if fields["current"] is not None:
+        try:
+            model.set_task(fields["current"])
+        except FileError as error:
+            warnings.warn(f"no task is in use, because the last one is damaged: {error}", stacklevel=4)
     return model
+
+
+def read_stored(model: RectifiedModel, name: str) -> TaskState:
+    """Read a task from the folder that the model comes from."""
+    assert model.stored is not None
+    index = model.stored.index
+    try:
+        return _read_task(model, name, index.tasks[name])
+    except FileError:
+        newer = index.newer()
+        file = newer.tasks.get(name)
+        if file == index.tasks[name]:
+            raise
+        if file is None:
+            raise FileError(
+                f"{index.folder}: another process has removed the task {name!r}: model.follow() does so here"
+            ) from None
+        model.stored.index = replace(index, tasks={**index.tasks, name: file})
+        return _read_task(model, name, file)
+
+
+def _read_task(model: RectifiedModel, name: str, file: str) -> TaskState:
+    assert model.stored is not None
+    path = model.stored.index.folder / file
+    task = load_task(model, path, None, model.stored.base, model.tasks.cast)
+    if task.name != name:
+        raise FileError(f"{path}: contains the task {task.name!r}, not {name!r}")
+    return task
+
+
+def follow(model: RectifiedModel) -> Changes:
+    """Take over what other processes have changed in the model's folder. Quick if they have not."""
+    if model.stored is None:
+        raise UsageError("this model has no folder to follow: it was neither loaded nor saved")
+    old, tasks = model.stored.index, model.tasks
+    new = old.newer()
+    if new is old:
+        return Changes()
+    if any(new.fields[key] != old.fields[key] for key in old.fields if key not in ("about", "current")):
+        raise FileError(f"{old.folder}: holds another base or other options now: load it again with rkr.load")
+    changes = compare(old.tasks, new.tasks)
+    own = {name for name in tasks if name not in old.tasks or not tasks.is_as_stored(name)}
+    own |= {name for name in old.tasks if name not in tasks}
+    clash = sorted(own & changes.names)
+    if clash:
+        raise FileError(
+            f"{old.folder}: another process has changed the task {clash[0]!r}, and so has this model: save_task it "
+            "elsewhere and remove_task it, then follow"
+        )
+    current = model.task
+    for name in changes.removed:
+        model.remove_task(name)
+    model.stored.index = new
+    for name in (*changes.replaced, *changes.added):
+        tasks.put_stored(name)
+    if model.about == old.fields["about"]:
+        model.about = new.fields["about"]
+    if current in changes.replaced:
+        assert current is not None
+        model.active.task = None
+        model.set_task(current)
+    return changes
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Folders without a network
 
 
 def read_about(folder: PathLike) -> ModelAbout:
@@ -168,100 +336,100 @@ def read_about(folder: PathLike) -> ModelAbout:
 
     Tensors are not checked. `rkr.core.read_task_about` tells the same of one of its task files.
     """
-    folder = as_path(folder)
+    index = Index.read(as_path(folder))
     for _ in range(RETRIES):
-        index = _read_index(folder)
         try:
-            meta, _ = read_metadata(folder / index["base"], BASE)
-            break
+            return _about(index)
         except FileError:
-            if _read_index(folder)["sha256"] == index["sha256"]:
+            newer = index.newer()
+            if newer is index:
                 raise
-    else:
-        raise FileError(f"{folder}: other processes save to it all the time: try again")
+            index = newer
+    return _about(index)
+
+
+def _about(index: Index) -> ModelAbout:
+    fields, path = index.fields, index.folder / index.fields["base"]
+    meta, _ = read_metadata(path, BASE)
     if "fingerprint" not in meta:
-        raise FileError(f"{folder / index['base']}: its metadata is incomplete ('fingerprint')")
-    tasks = {task["name"]: folder / task["file"] for task in index["tasks"]}
-    return ModelAbout(
-        folder, index["about"], meta["fingerprint"], index["options"], index["head"], index["current"], tasks
-    )
+        raise FileError(f"{path}: its metadata is incomplete ('fingerprint')")
+    tasks = {name: index.folder / file for name, file in index.tasks.items()}
+    options, head, current = fields["options"], fields["head"], fields["current"]
+    return ModelAbout(index.folder, fields["about"], meta["fingerprint"], options, head, current, tasks)
 
 
-def _read_index(folder: Path) -> dict[str, Any]:
-    """Read and check `zoo.json`."""
-    path = folder / INDEX
-    try:
-        index = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise FileError(f"{folder}: not a saved model: there is no {INDEX}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise FileError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(index, dict) or index.get("format") != ZOO.name:
-        raise FileError(f"{path}: not the index of a saved model")
-    ZOO.check(path, index.get("version"))
-    if index.get("sha256") != _index_sum(index):
-        raise FileError(f"{path}: damaged: its checksum does not match")
-    try:
-        index = ZOO.upgraded(path, index["version"], index)
-        index["options"] = _read_options(index["options"])
-        _check_index(index)
-    except (KeyError, TypeError, ValueError, RkrError) as error:
-        raise FileError(f"{path}: incomplete or invalid: {error}") from error
+def add_task_file(folder: PathLike, path: PathLike, name: str | None = None, replace: bool = False) -> None:
+    """Add a task file to a model folder. Its cost does not depend on the number of tasks.
+
+    Args:
+        folder: The model folder.
+        path: A file written by `save_task`, or one of a model folder.
+        name: Another name for the task than the one in the file.
+        replace: Whether a task with the same name is replaced; an error otherwise.
+    """
+    folder, path = as_path(folder), as_path(path)
+    stated, data = read_task_about(path), _named(path, name)
+    name = stated.name if name is None else name
+    _check_folder(folder)
+    with locked(folder):
+        index = _frozen(folder)
+        if stated.base != _about(index).base:
+            raise FileError(f"{path}: belongs to another base network (fingerprint {stated.base[:12]}) than {folder}")
+        if stated.layout != index.fields["options"].layout or (stated.classes is None) != (
+            index.fields["head"] is None
+        ):
+            raise FileError(f"{path}: belongs to a model with another layout or head than {folder}")
+        if name in index.tasks and not replace:
+            raise UsageError(f"{folder} has a task named {name!r} already: choose another name, or replace it")
+        index.committed([{"put": name, "file": _write_by_content(folder, name, data)}])
+
+
+def drop_task(folder: PathLike, name: str) -> None:
+    """Remove a task from a model folder, with its file."""
+    folder = as_path(folder)
+    _check_folder(folder)
+    with locked(folder):
+        index = _frozen(folder)
+        _file_in(index, name)
+        index.committed([{"drop": name}])
+
+
+def rename_task(folder: PathLike, old: str, new: str) -> None:
+    """Give a task of a model folder another name. It keeps its place and all that it computes."""
+    folder = as_path(folder)
+    _check_folder(folder)
+    with locked(folder):
+        index = _frozen(folder)
+        data = _named(_file_in(index, old), new)
+        if new in index.tasks:
+            raise UsageError(f"{folder} has a task named {new!r} already: choose another name")
+        index.committed([{"rename": old, "to": new, "file": _write_by_content(folder, new, data)}])
+
+
+def _check_folder(folder: Path) -> None:
+    """There must be a model, before a lock is made."""
+    Index.read(folder)
+
+
+def _frozen(folder: Path) -> Index:
+    """The index of a folder to which tasks can be added."""
+    index = Index.read(folder)
+    if not index.fields["base_frozen"]:
+        raise UsageError(f"{folder}: its base is still being trained with its first task: load it and go on with that")
     return index
 
 
-_INDEX_TYPES: dict[str, type | tuple[type, ...]] = {
-    "format": str,
-    "version": str,
-    "about": dict,
-    "options": Options,
-    "head": (str, type(None)),
-    "base": str,
-    "base_frozen": bool,
-    "current": (str, type(None)),
-    "fixed": list,
-    "tasks": list,
-    "sha256": str,
-}
+def _file_in(index: Index, name: str) -> Path:
+    if name not in index.tasks:
+        known = ", ".join(map(repr, list(index.tasks)[:8])) or "none"
+        raise UsageError(f"{index.folder} has no task named {name!r}; tasks: {known}")
+    return index.folder / index.tasks[name]
 
 
-def _check_index(index: Mapping[str, Any]) -> None:
-    """Check types and consistency."""
-    if set(index) != set(_INDEX_TYPES):
-        raise ValueError(f"{sorted(set(index) ^ set(_INDEX_TYPES))[0]!r} is missing or unknown")
-    for key, kind in _INDEX_TYPES.items():
-        if not isinstance(index[key], kind):
-            raise ValueError(f"{key!r} is {index[key]!r}")
-    checked_about(index["about"])
-    for task in index["tasks"]:
-        if set(task) != {"name", "file"} or not all(isinstance(v, str) and v for v in task.values()):
-            raise ValueError(f"the task {task!r} must have a name and a file")
-    names = [task["name"] for task in index["tasks"]]
-    if len(set(names)) != len(names):
-        raise ValueError("two tasks have the same name")
-    if index["current"] is not None and index["current"] not in names:
-        raise ValueError(f"'current' is {index['current']!r}, which is not a task")
-    if not index["base_frozen"] and len(names) > 1:
-        raise ValueError("the base cannot be in training with more than one task")
-    for file in (index["base"], *(task["file"] for task in index["tasks"])):
-        if Path(file).name != file or not file.endswith(SUFFIX):
-            raise ValueError(f"{file!r} is not the name of a file in this folder")
-
-
-def _read_options(values: Any) -> Options:
-    default = Options().to_json()
-    if not isinstance(values, dict) or not values:
-        raise ValueError("'options' are missing")
-    for key, value in values.items():
-        if key not in default:
-            raise ValueError(f"the option {key!r} is unknown")
-        kind = type(default[key])
-        if key in ("rectify_weights", "scale_outputs"):
-            fits = isinstance(value, (bool, str))
-        elif kind is tuple:
-            fits = isinstance(value, list) and all(isinstance(v, str) for v in value)
-        else:
-            fits = isinstance(value, (int, float) if kind is float or key == "cache_bytes" else kind)
-        if not fits:
-            raise ValueError(f"the option {key!r} is {value!r}")
-    return Options.from_json(values)
+def _named(path: Path, name: str | None) -> bytes:
+    """A task file, checked, with another name for its task."""
+    meta, tensors = decode(path, TASK)
+    if name is None or name == meta.get("task"):
+        return path.read_bytes()
+    check_name(name)
+    return encode(tensors, {**meta, **TASK.stated, "task": name})

@@ -340,7 +340,7 @@ class Adapter(TargetLayer):
         if torch._C._are_functorch_transforms_active():
             return self.update.weight(self, task), self.update.bias(self, task)
         cache, sources = self.active.cache, (w, b, lm, rm, f)
-        place = self if pack is None else (self, "packed")
+        place = self.path if pack is None else (self.path, "packed")  # the same in replicas
         found = cache.get(task, place, sources)
         if found is None:
             with torch.inference_mode(False), torch.no_grad():
