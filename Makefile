@@ -33,8 +33,9 @@ lint: $(DEV) ## check style, types and imports
 bench: $(BENCH) ## measure speed and memory against other libraries
 	$(BIN)/python benchmarks/run.py --into docs/speed.md
 
-results: $(DEV) ## make docs/results.md and the README's figure from the files in results/
+results: $(DEV) ## make docs/results.md, docs/reproduction.md, and the README's figure and table from results/
 	$(BIN)/python tools/results_page.py results docs/results.md
+	$(BIN)/python tools/reproduction_page.py results docs/reproduction.md
 
 clean: ## remove the virtual environment, caches and builds
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -17,7 +17,7 @@ from rkr.errors import FileError
 from rkr.experiment.recipes.settings import NetworkSettings
 from rkr.experiment.recount import Recorded, recounted
 from rkr.experiment.results import Result, read_result
-from rkr.methods import Learner, methods_for
+from rkr.methods import METHODS, ZERO_SHOT_METHODS, Learner
 from rkr.methods.learner import SeenTask
 from rkr.methods.rps import RpsNet
 from rkr.methods.shared.rehearsing import Rehearsing
@@ -33,7 +33,7 @@ def sizes(result: Result) -> list[Capacity]:
     """After each task of a run, of an untrained learner that has adopted what the run had found."""
     settings, stream = result.settings, result.record["stream"]
     network = NetworkSettings.model_validate(settings["network"])
-    method = methods_for(result.measure == "H")[settings["learner"]]
+    method = (ZERO_SHOT_METHODS if result.measure == "H" else METHODS)[settings["learner"]]
     known = {key: value for key, value in settings["options"].items() if key in method.options}
     learner: Learner = method.build(network.build, network.head, **known)
     found, start = [], 0
@@ -153,7 +153,7 @@ def test_the_present_format_has_both_sizes(tmp_path: Path) -> None:
 
 
 def test_sizes_are_read_as_they_are_written() -> None:
-    learner = methods_for(zero_shot=False)["si"].build(lambda: rkr.networks.lenet(classes=100), "fc")
+    learner = METHODS["si"].build(lambda: rkr.networks.lenet(classes=100), "fc")
     learner.begin(SeenTask(0, "t", ("a", "b"), 0))
     cost, written = learner.capacity(), learner.capacity().to_json()
     assert written["learning"] == {

@@ -216,7 +216,7 @@ FORMATS: dict[str, tuple[str, Callable[[Path], Path], Callable[[Path], Any]]] = 
         lambda old: RunFolder(old / "stopped/tiny/rkr/fixed").resume(),
     ),
     "rkr-results": (
-        "1",
+        "2",
         lambda old: old / "runs/tiny/rkr/fixed/run.json",
         lambda old: read_result(old / "runs/tiny/rkr/fixed"),
     ),
@@ -263,8 +263,8 @@ def test_resuming_refuses_newer_settings_and_parts(old: Path) -> None:
         (old / "stopped/tiny/rkr/fixed/run.json", lambda: RunFolder(old / "stopped/tiny/rkr/fixed").begin({}, "", {})),
         (old / "features.mat.part/settings.json", lambda: Parts(old / "features.mat").begin({})),
     ):
-        restated(path, 2)
-        with pytest.raises(FileError, match=r"format version 2 of .* upgrade rkr"):
+        restated(path, 3)
+        with pytest.raises(FileError, match=r"format version 3 of .* upgrade rkr"):
             begin()
 
 

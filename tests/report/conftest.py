@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rkr.experiment import metrics
 from rkr.experiment.results import Result, read_result
 
 MATRIX = [[0.9], [0.7, 0.8], [0.6, 0.75, 0.95]]
@@ -88,7 +89,7 @@ def write(
         for task in stream["tasks"]:
             task["unseen"] = [1]  # type: ignore[index]
     settings = settings or {"epochs": 2}
-    run = {"format": 1, "recipe": recipe, "method": method, "order": order, "seed": seed, "settings": settings}
+    run = {"format": 2, "recipe": recipe, "method": method, "order": order, "seed": seed, "settings": settings}
     run |= {"stream": stream, "network": {"parameters": 1000}, "versions": {}, "commit": None}
     lines = lines_of(matrix, isolated, agnostic and not zero_shot, zero_shot)
     if len(matrix) == tasks:
@@ -114,6 +115,12 @@ def run_folder(tmp_path: Path) -> Callable[..., Path]:
         return write(tmp_path.joinpath("runs", *names), *args, **options)
 
     return at
+
+
+@pytest.fixture
+def two_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AOPD and MOPD of two orders, not of five."""
+    monkeypatch.setattr(metrics, "ORDERS", 2)
 
 
 @pytest.fixture

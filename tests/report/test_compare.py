@@ -46,9 +46,9 @@ def test_two_methods(toy):
     assert rkr.to_first.unpaired == ("ewc C", "rkr D")
     each, to_first = comparison_tables(found)
     assert cells(each) == [
-        ["method", "runs", "accuracy", "forgetting", "agnostic", "capacity"],
-        ["ewc", "3", "65.00 ± 12.42", "+10.00", "32.50", "102.0 %"],
-        ["rkr", "3", "81.67 ± 14.34", "0.00", "40.83", "102.0 %"],
+        ["method", "runs", "accuracy", "forgetting", "agnostic", "capacity", "capacity to learn"],
+        ["ewc", "3", "65.00 ± 12.42", "+10.00", "32.50", "102.0 %", "104.0 %"],
+        ["rkr", "3", "81.67 ± 14.34", "0.00", "40.83", "102.0 %", "104.0 %"],
     ]
     assert cells(to_first) == [
         ["minus ewc", "difference", "p", "pairs", "unpaired"],
@@ -116,7 +116,7 @@ def test_zero_shot_tasks_are_compared_by_h(run_folder, tmp_path):
     found = compare([tmp_path / "runs" / "toy" / "sft", tmp_path / "runs" / "toy" / "rkr"])
     assert found.measure == "H"
     each, to_first = comparison_tables(found)
-    assert cells(each)[0] == ["method", "runs", "H", "forgetting", "capacity"]
+    assert cells(each)[0] == ["method", "runs", "H", "forgetting", "capacity", "capacity to learn"]
     assert cells(each)[1][2] == "37.50 ± 31.77"
     assert cells(to_first)[1][1].startswith("+5.00 ± 0.00")
 

@@ -43,6 +43,7 @@ def test_the_summary(a_result, tmp_path):
     assert (row["method"], row["measure"], row["runs"]) == ("rkr", "accuracy", "2")
     assert (row["paper_percent"], row["paper_half_width_percent"]) == ("69.58", "0.55")
     assert (float(row["agnostic"]), row["agnostic_std"], row["forward_transfer"]) == (0.25, "", "")
+    assert row["capacity_to_learn_percent"] == "104.0"
     assert (row["capacity_percent"], row["bytes"], row["identical_pairs"], row["pairs"]) == ("102.0", "6000", "0", "2")
     text = (tmp_path / "toy-summary.md").read_text()
     assert text.splitlines()[0].startswith("| method | runs | accuracy | paper | forgetting |")

@@ -17,7 +17,8 @@ from rkr.report.protocol import protocol
 COLUMNS = [
     *("recipe", "method", "order", "seed", "protocol", "task", "task_number", "after", "after_number"),
     *("accuracy", "top5"),
-    *("agnostic", "unchanged", "capacity_percent", "bytes", "parameters", "multiply_adds"),
+    *("agnostic", "unchanged", "capacity_percent", "capacity_to_learn_percent"),
+    *("bytes", "bytes_to_learn", "parameters", "multiply_adds"),
     *("finished", "folder", "commit", "train_seconds"),
 ]
 
@@ -43,7 +44,9 @@ def test_every_number_is_where_it_belongs(run_folder, tmp_path):
         "agnostic": 0.375,
         "unchanged": True,
         "capacity_percent": 103.0,
+        "capacity_to_learn_percent": 106.0,
         "bytes": 7000,
+        "bytes_to_learn": 10000,
         "parameters": 1030,
         "multiply_adds": 123456,
         "finished": True,

@@ -137,6 +137,7 @@ def test_numbers_of_the_summary(a_result: ReadRun) -> None:
         "BWT": "-21.25",
         "agnostic": "36.67",
         "capacity": "103.0 %",
+        "capacity to learn": "106.0 %",
         "bytes": "7 kB",
         "s/epoch": "3",
         "identical": "0/6",
@@ -148,7 +149,7 @@ def test_numbers_of_the_summary(a_result: ReadRun) -> None:
     assert none.table("method", "runs") == [{"method": "rkr A, unfinished", "runs": "–", "accuracy": "1 of 3 tasks"}]
 
 
-def test_what_charts_are_drawn_from(a_result: ReadRun) -> None:
+def test_what_charts_are_drawn_from(a_result: ReadRun, two_orders: None) -> None:
     (recipe,) = document(grouped(several(a_result)))["recipes"]
     ewc, rkr = recipe["methods"]
     assert [mean for mean, _ in ewc["running"]] == pytest.approx([90, 75, (230 / 3 + 70) / 2], abs=1e-5)
@@ -158,6 +159,7 @@ def test_what_charts_are_drawn_from(a_result: ReadRun) -> None:
     assert [mean for mean, _ in ewc["after"]] == pytest.approx([55, 72.5, 92.5])
     assert [[mean for mean, _ in row] for row in rkr["matrix"]] == [[80], [80, 70], [80, 70, 60]]
     assert ewc["cost"] == [[101, 5000], [102, 6000], [103, 7000]]
+    assert (ewc["summary"]["capacity"], ewc["summary"]["toLearn"], ewc["label"]) == (103, 106, "ewc")
     assert ewc["summary"]["byRun"] == [["A", pytest.approx(230 / 3, abs=1e-5)], ["B", 70]]
     # From order A to B the three tasks differ by 10, 5 and 5 points.
     assert (ewc["summary"]["aopd"], ewc["summary"]["mopd"]) == pytest.approx((20 / 3, 10), abs=1e-5)

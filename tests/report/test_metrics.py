@@ -95,7 +95,18 @@ def test_average_incremental_accuracy(a_result):
     assert metrics.incremental(replace(run, agnostic=rows[:2])) is None
 
 
-def test_order_robustness_follows_the_classes_and_not_the_position(a_result):
+def test_order_robustness_needs_as_many_orders_as_the_paper(a_result):
+    final = [[0.5], [0.5, 0.5], [0.9, 0.6, 0.5]]
+    five = [a_result(final, order=order, groups=[[0, 1], [2, 3], [4, 5]]) for order in "ABCDE"]
+    assert metrics.order_robustness(five[:4]) is None
+    assert metrics.order_robustness([*five[:4], a_result(final, order="A", seed=1)]) is None  # a seed is no order
+    found = metrics.order_robustness(five)
+    assert found is not None
+    assert (found.mean, found.worst) == (0, 0)
+
+
+def test_order_robustness_follows_the_classes_and_not_the_position(a_result, monkeypatch):
+    monkeypatch.setattr(metrics, "ORDERS", 2)
     final = [[0.5], [0.5, 0.5], [0.9, 0.6, 0.5]]
     a = a_result(final, order="A", groups=[[0, 1], [2, 3], [4, 5]])
     b = a_result(final, order="B", groups=[[5, 4], [0, 1], [2, 3]])  # 4 and 5: 0.5 and 0.9; 0 and 1: 0.9 and 0.6
@@ -106,7 +117,8 @@ def test_order_robustness_follows_the_classes_and_not_the_position(a_result):
     assert found.worst == pytest.approx(0.4)
 
 
-def test_order_robustness_is_undefined_without_the_same_classes(a_result):
+def test_order_robustness_is_undefined_without_the_same_classes(a_result, monkeypatch):
+    monkeypatch.setattr(metrics, "ORDERS", 2)
     a = a_result(order="A", groups=[[0, 1], [2, 3], [4, 5]])
     assert metrics.order_robustness([]) is None
     assert metrics.order_robustness([a]) is None

@@ -37,7 +37,7 @@ def test_a_folder_is_read_as_it_was_written(run_folder):
     assert result.agnostic == (None, None, (0.3, 0.375, 0.475))
     assert result.proofs[1] == {"toy-1": "1-1", "toy-2": "2-2"}
     assert result.unchanged == (True, True, True)
-    assert result.costs[2] == Capacity(1030, 1000, 7000, 123456)
+    assert result.costs[2] == Capacity(1030, 1000, 7000, 123456, 30, 3000)
     assert len(result.epochs) == 6
     assert result.epochs[2:4] == (
         Epoch(2, "toy-2", "train", 0, 2.0, 0.5, 0.01),
@@ -100,8 +100,12 @@ def test_a_loss_that_is_no_number_is_no_reason_to_refuse(run_folder):
 
 def test_multiply_adds_need_not_be_counted(run_folder):
     folder = run_folder()
-    edit(folder / "results.jsonl", 9, {"cost": {"parameters": 1, "percent": 100, "bytes": 4, "multiply_adds": None}})
-    assert read_result(folder).costs[2] == Capacity(1, 1, 4, None)
+    cost = {"parameters": 1, "percent": 100, "bytes": 4, "multiply_adds": None}
+    edit(folder / "results.jsonl", 9, {"cost": {**cost, "learning": {"parameters": 2, "percent": 200, "bytes": 9}}})
+    assert read_result(folder).costs[2] == Capacity(1, 1, 4, None, 1, 5)
+
+
+SIZE = {"parameters": 1, "percent": 100, "bytes": 4, "multiply_adds": 1}
 
 
 # Lines 3, 6 and 9 are the tasks, line 10 the end.
@@ -122,7 +126,13 @@ def test_multiply_adds_need_not_be_counted(run_folder):
         (6, {"agnostic": [True, 1]}, "line 6: 'agnostic' must be a list of 2 fractions from 0 to 1, not [true, 1]"),
         (6, {"proof": {"toy-1": 1}}, "line 6: 'proof' must be an object of texts"),
         (6, {"unchanged": 1}, "line 6: 'unchanged' must be true, false or null, not 1"),
-        (6, {"cost": {"parameters": 1, "multiply_adds": 1}}, "line 6: 'cost': 'percent' is missing"),
+        (6, {"cost": {"parameters": 1, "multiply_adds": 1, "learning": {}}}, "line 6: 'cost': 'percent' is missing"),
+        (6, {"cost": SIZE}, "line 6: 'cost': 'learning' is missing"),
+        (
+            6,
+            {"cost": {**SIZE, "learning": SIZE | {"bytes": 3}}},
+            "line 6: 'cost': 'learning': less than what is kept to use",
+        ),
         (6, {"cost": None}, "line 6: 'cost': not a JSON object"),
         (10, {"tasks": 2}, "line 10: the run ends after 3 of 3 tasks"),
         (10, {"event": 1}, "line 10: 'event' must be text, not 1"),
@@ -158,7 +168,10 @@ def test_lines_out_of_place_are_named(run_folder, change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 2}, ": format version 2 of rkr-results, but this version of rkr reads version 1: upgrade rkr"),
+        (
+            {"format": 3},
+            ": format version 3 of rkr-results, but this version of rkr reads versions 1 to 2: upgrade rkr",
+        ),
         ({"seed": -1}, ": 'seed' must be a whole number, 0 or more, not -1"),
         ({"order": None}, ": 'order' must be text, not null"),
         ({"stream": {"tasks": [], "order": []}}, ": 'stream': 0 tasks, but classes of 0"),

@@ -1,9 +1,9 @@
 """Sizes of runs of result format 1, by today's rule (`rkr.capacity.RULE`).
 
-Format 1 had one count, of all that a method held when a task ended: copies of the network too that equal it bit for
-bit (the anchors of L2T, SI and P&C) or that the next task makes anew from it (what LwF, iCaRL, EEIL and RPS-Net imitate,
-the previous encoder of L1, L2 and LZSL). What of it is to be kept follows from the run's own record, without its
-network: the first task has anchors and samples, and no copy to imitate.
+Format 1 had one count, of all that a method held when a task ended: copies of the network too, those that equal it bit
+for bit (the anchors of L2T, SI and P&C) and those that the next task makes anew from it (what LwF, iCaRL, EEIL and
+RPS-Net imitate, the previous encoder of L1, L2 and LZSL). What of it is to be kept follows from the run's own record,
+without its network: the first task has anchors and samples, and no copy to imitate.
 """
 
 from __future__ import annotations

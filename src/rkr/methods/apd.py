@@ -96,6 +96,16 @@ class Apd(Changed):
         tolerance: Entries that differ by no more within a cluster are shared by it.
     """
 
+    checked = "The authors' code (jaehong31/APD)."
+    differs = (
+        'τ starts at 0 (`init = "sigma"` is the authors\' choice).',
+        "What is cut to 0 is cut for good, so what is tested, counted and held in place is the same; masks are not "
+        "cut.",
+        "Every task is taken as its last epoch leaves it (there: the best of the last five on validation samples).",
+        "With SGD the retroactive penalty is limited to where it is stable (there: Adam).",
+        "Colour channels are not scrambled (there: by a wrong reshape).",
+    )
+
     learns_its_size = "this is before it"
 
     grid: ClassVar[dict[str, tuple[float, ...]]] = {"l1": (1e-4, 4e-4, 1e-3, 3e-3), "l2": (1.0, 10.0, 100.0)}

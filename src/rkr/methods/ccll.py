@@ -92,6 +92,12 @@ class Ccll(Changed):
             which without batch normalisation behind it shrinks signals layer by layer.
     """
 
+    checked = "The paper's printed counts, which come out to the last digit; there is no public code."
+    differs = (
+        "On which side of batch normalisation maps are calibrated (`where`) and what the one number of a unit does "
+        "(`unit`) is not known.",
+    )
+
     isolating = True
 
     def __init__(

@@ -68,6 +68,15 @@ class Den(Growing):
             needs.
     """
 
+    checked = "The authors' code (jaehong31/DEN), which has fully connected networks only."
+    differs = (
+        "A sub-network is what leads to any output of the task's head (there: to the first one).",
+        "Units that drifted most are copied first (there: least).",
+        "The loss that decides on growth is over all training samples (there: one batch).",
+        "A copy takes the place of its original for the new task, so that splitting changes nothing by itself.",
+        "Thresholds are multiplied by the learning rate (there: fixed).",
+    )
+
     stage: Tensor
     expanded: Tensor
     divided: Tensor

@@ -36,6 +36,12 @@ class Eeil(Rehearsing):
         bn: Batch normalisation: "shared" by all tasks, or "frozen" after the first.
     """
 
+    checked = "The authors' code (fmcp/EndToEndIncrementalLearning)."
+    differs = (
+        "No noise is added to gradients, and images are augmented as the recipe says (there: twelve fixed variants "
+        "of each).",
+    )
+
     newest: nn.Module | None
 
     def __init__(

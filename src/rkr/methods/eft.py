@@ -84,6 +84,13 @@ class Eft(Changed):
         pointwise: Channels in a group of the 1x1 convolution.
     """
 
+    checked = "The authors' code (vkverma01/EFT)."
+    differs = (
+        "Groups have 8 and 16 channels, or the next smaller number that divides the layer's.",
+        "The first layer of a ResNet is adapted too (there: its adapter is not called).",
+        "Every task is taken as its last epoch leaves it (there: the best epoch on the test).",
+    )
+
     isolating = True
 
     def __init__(

@@ -36,6 +36,14 @@ class Ewc(Anchored):
         bn: See `OneNetwork`.
     """
 
+    checked = "Equation 3 of the paper, and the Fisher information of FACIL, mammoth and GMvandeVen/continual-learning."
+    differs = (
+        "The Fisher information is computed sample by sample; some public codes square the mean gradient of a batch"
+        ' (`estimator = "batched"`).',
+        "Every task has its own batch normalisation.",
+        "With SGD no weight is held by more than 1 / rate.",
+    )
+
     grid: ClassVar[dict[str, tuple[float, ...]]] = {"strength": (1.0, 10.0, 100.0, 1e3, 5e3, 1e4)}
 
     def __init__(

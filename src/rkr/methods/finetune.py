@@ -10,3 +10,5 @@ from rkr.registry import register
 @register.method("finetune-bn", "fine-tuning whose tasks keep their batch normalisation", preset={"bn": "per_task"})
 class Finetune(OneNetwork):
     """Train the whole network on each task in turn."""
+
+    checked = "A reference point by its definition."

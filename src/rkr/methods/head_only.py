@@ -11,6 +11,8 @@ from rkr.registry import register
 class HeadOnly(OneNetwork):
     """Train the network with the first task, then only heads."""
 
+    checked = "A reference point by its definition."
+
     isolating = True
 
     def __init__(self, make: MakeNetwork, head: str) -> None:

@@ -150,6 +150,14 @@ class Hnet(Learner):
         continue_embeddings: Embeddings of earlier tasks go on learning, from the penalty; else they are frozen.
     """
 
+    checked = "The authors' code (chrhenning/hypercl)."
+    differs = (
+        "Weights start in proportion to each layer's inputs (`init = \"xavier\"` is the authors' choice).",
+        "One optimiser has embeddings and weights in groups of its own (there: two); gradients are scaled for SGD "
+        "(`balance`).",
+        "The learning rate follows a schedule (there: the test accuracy).",
+    )
+
     before: Hypernetwork | None
     _factors: Tensor
     _offsets: Tensor

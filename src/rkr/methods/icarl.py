@@ -35,6 +35,12 @@ class Icarl(Rehearsing):
         bn: Batch normalisation: "shared" by all tasks, or "frozen" after the first.
     """
 
+    checked = "The authors' code (srebuffi/iCaRL)."
+    differs = (
+        "A class has as many exemplars as fit into the memory (the authors round up).",
+        "The loss is a sum over outputs (there: a mean over 100 of them, with a learning rate of 2).",
+    )
+
     augment_options = ("flip",)
 
     def __init__(

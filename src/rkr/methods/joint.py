@@ -24,6 +24,9 @@ class Joint(OneNetwork):
         bn: Batch normalisation: "shared" by all tasks, or "frozen" after the first one.
     """
 
+    checked = "A reference point by its definition."
+    differs = ("With every task one network is trained further, not a new one from the start.",)
+
     sample_bytes: Tensor
 
     bn_choices: ClassVar[tuple[str, ...]] = ONE_PASS

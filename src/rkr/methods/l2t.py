@@ -16,6 +16,12 @@ from rkr.registry import register
 class L2Transfer(Anchored):
     """All weights matter the same, and are held where the previous task left them, so that drift adds up over tasks."""
 
+    checked = "The description in APD's paper; there is no code of it."
+    differs = (
+        "The weight of the penalty is not published.",
+        "Every task has its own batch normalisation.",
+    )
+
     grid: ClassVar[dict[str, tuple[float, ...]]] = {"strength": (1e-2, 0.1, 1.0, 10.0, 100.0)}
 
     def __init__(self, make: MakeNetwork, head: str, *, strength: float = 0.1, bn: str = "per_task") -> None:

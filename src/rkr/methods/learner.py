@@ -121,6 +121,12 @@ class Learner(nn.Module):
     """When to run task-agnostic evaluation: after the "last" task, after "every" task (class-incremental methods), or
     "never"."""
 
+    checked: ClassVar[str] = ""
+    """What it was compared with: the authors' code, the paper's equations and printed counts."""
+
+    differs: ClassVar[Sequence[str]] = ()
+    """What differs from that on purpose, in sentences."""
+
     loadable: ClassVar[bool] = True
     """Whether `rkr.load_learner` can load what was learned."""
 

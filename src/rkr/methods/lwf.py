@@ -33,6 +33,9 @@ class Lwf(Taught):
         bn: Batch normalisation: "shared" by all tasks, or "frozen" after the first.
     """
 
+    checked = "The paper's loss and its warm-up of the new head."
+    differs = ("Batch normalisation is shared, its statistics follow the newest task.",)
+
     grid: ClassVar[dict[str, tuple[float, ...]]] = {"strength": (0.1, 1.0, 10.0)}
 
     def __init__(

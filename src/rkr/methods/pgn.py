@@ -136,6 +136,12 @@ class ProgressiveNetwork(Growing):
         lateral: Connections from earlier columns: "linear", or through an "adapter" with a hidden layer.
     """
 
+    checked = "The paper's equations 1 and 2, and the columns of joansj/hat, mammoth and avalanche."
+    differs = (
+        "Later columns are thin, as the published size implies; adapters are an option (`lateral`).",
+        "Dropout, if a network has some, acts on earlier columns too while a new one is trained.",
+    )
+
     isolating = True
 
     def __init__(self, make: MakeNetwork, head: str, *, ratio: float = 0.061, lateral: str = "linear") -> None:

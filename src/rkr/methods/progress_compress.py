@@ -46,6 +46,13 @@ class ProgressCompress(Anchored):
         bn: Of the knowledge base: see `OneNetwork`.
     """
 
+    checked = "The paper's equations; the authors published no code."
+    differs = (
+        "Both phases take all epochs of the recipe.",
+        "The Fisher information is not normalised, λ takes the place of that.",
+        "Lateral connections lead into every layer but the first and the head.",
+    )
+
     helper: nn.Module | None
 
     grid: ClassVar[dict[str, tuple[float, ...]]] = {"strength": (1.0, 10.0, 100.0, 1e3, 1e4)}

@@ -138,6 +138,13 @@ class ReinforcedLearning(Growing):
         value_lr: Rate of its baseline.
     """
 
+    checked = "The authors' code (xujinfan/Reinforced-Continual-Learning), which has fully connected networks only."
+    differs = (
+        "10 trials in rounds of 2 by default (there: 50, one by one).",
+        "A tenth of a task's training samples is held out to judge trials (the validation part where a recipe has "
+        "one), and the winner is not trained again on all.",
+    )
+
     isolating = True
     learns_its_size = "this is before it"
 

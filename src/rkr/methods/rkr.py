@@ -34,6 +34,15 @@ class Rkr(Changed):
         options: Fields of `rkr.Options`, such as `rank` or `bn`.
     """
 
+    checked = (
+        "The paper's equations 1 to 5 and its printed counts, which come out to the last digit; there is no "
+        "public code."
+    )
+    differs = (
+        "The paper does not tell batch size, momentum, weight decay, augmentation, initial values and what becomes "
+        "of batch normalisation: docs/method.md has the decisions.",
+    )
+
     isolating = True
     passes_on = Options
 

@@ -140,6 +140,17 @@ class RpsNet(Rehearsing):
         temperature: Of the distillation.
     """
 
+    checked = "The authors' code (brjathu/RPSnet)."
+    differs = (
+        "A module is a layer with its batch normalisation, so that any network will do (there: a residual block).",
+        "Statistics of finished paths are frozen (there: they move).",
+        "Paths are chosen on a tenth of the task's samples that is held out, with the task told (there: on the "
+        "test, over all classes).",
+        "Paths take modules that no earlier one has, as long as there are some; `reuse = true` draws from all "
+        "modules, as the authors do.",
+        "The optimiser is the recipe's (there: Adam).",
+    )
+
     def __init__(
         self,
         make: MakeNetwork,

@@ -25,6 +25,8 @@ from rkr.registry import register
 class Separate(Learner):
     """Train a new network for every task."""
 
+    checked = 'A reference point by its definition, the paper\'s "Original".'
+
     isolating = True
 
     def __init__(self, make: MakeNetwork, head: str) -> None:

@@ -33,6 +33,13 @@ class SynapticIntelligence(Anchored):
         bn: See `OneNetwork`.
     """
 
+    checked = "The authors' code (ganguli-lab/pathint)."
+    differs = (
+        "It runs with the recipe's momentum and weight decay, which move weights without lowering the loss; "
+        "importances do not fall below 0, as in the authors' code.",
+        "Every task has its own batch normalisation.",
+    )
+
     grid: ClassVar[dict[str, tuple[float, ...]]] = {"strength": (0.01, 0.1, 1.0, 10.0, 100.0)}
 
     def __init__(

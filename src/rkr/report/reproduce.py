@@ -141,6 +141,7 @@ class Line:
     half_width: float | None  # of the paper's 95 % confidence interval
     ours: Spread | None
     verdict: str
+    counted: bool = False  # without training
 
     @property
     def difference(self) -> float | None:
@@ -150,7 +151,7 @@ class Line:
     def cells(self) -> tuple[str, ...]:
         """A table row: recipe, method, number, paper, ours, difference, n, verdict."""
         number = " ".join(filter(None, [self.metric, self.task, self.order]))
-        n = "–" if self.ours is None else "counted" if self.metric in COUNTED else str(self.ours.n)
+        n = "–" if self.ours is None else "counted" if self.counted else str(self.ours.n)
         ours = None if self.ours is None else self.ours.mean
         ours_half = None if self.ours is None else self.ours.half_width
         difference = self._shown(self.difference, sign="+")
@@ -192,15 +193,23 @@ def shown(exhibit: Exhibit, out: Path, quick: bool = False) -> Shown:
             seen = scan(plan.root)
             runs = seen.results
             left_out += [f"{skipped.path}: {skipped.reason}" for skipped in seen.skipped]
-        comparison = _Comparison(recipe, plan, runs)
-        printed = [number for number in recipe.paper if exhibit.train or number.metric == "capacity"]
-        for number in printed:
-            found += comparison.lines(number)
-        if exhibit.train:
-            main = "H" if recipe.zero_shot else "average accuracy"
-            known = {number.method for number in printed if number.metric in (main, "top-5 running mean")}
-            found += [comparison.drawn(method) for method in recipe.methods if method not in known]
+        found += lines_of(exhibit, recipe, plan, runs)
     return Shown(tuple(found), tuple(left_out))
+
+
+def lines_of(exhibit: Exhibit, recipe: Recipe, plan: Plan | None, runs: Sequence[Result]) -> list[Line]:
+    """The lines of one recipe of a table or figure. Runs with other settings are not comparable, and their lines say
+    how they differ."""
+    comparison = _Comparison(recipe, plan, runs)
+    found: list[Line] = []
+    printed = [number for number in recipe.paper if exhibit.train or number.metric == "capacity"]
+    for number in printed:
+        found += comparison.lines(number)
+    if exhibit.train:
+        main = "H" if recipe.zero_shot else "average accuracy"
+        known = {number.method for number in printed if number.metric in (main, "top-5 running mean")}
+        found += [comparison.drawn(method) for method in recipe.methods if method not in known]
+    return found
 
 
 class _Comparison:
@@ -225,7 +234,8 @@ class _Comparison:
             said = self._verdict(number, own, ours, value, half_width)
             task = own[0].tasks[i] if own and len(values) > 1 else str(i + 1) if len(values) > 1 else ""
             order = number.order or ""
-            yield Line(recipe.name, number.method, number.metric, task, order, value, half_width, ours, said)
+            shown = (recipe.name, number.method, number.metric, task, order, value, half_width, ours, said)
+            yield Line(*shown, counted=self._counts(number))
 
     def drawn(self, method: str) -> Line:
         """The line of a method that the paper only plots."""
@@ -234,6 +244,10 @@ class _Comparison:
         ours = self._ours(number, own, 0)
         said = self._state(own) if ours is None else "no number in the paper"
         return Line(self.recipe.name, method, number.metric, "", "", None, None, ours, said)
+
+    def _counts(self, number: PaperNumber) -> bool:
+        """Whether a number is known without training."""
+        return number.metric in COUNTED and _counted(self.recipe.name, number.method) is not None
 
     def _ours(self, number: PaperNumber, runs: Sequence[Result], i: int) -> Spread | None:
         """Our value for a number in the paper; `i` is the index of its task, if any."""
@@ -253,10 +267,10 @@ class _Comparison:
     ) -> str:
         if ours is None:
             return self._state(runs)
-        if number.metric in COUNTED:
+        changed = next((fields for run in runs if run.finished and (fields := self._changed(run))), "")
+        if number.metric in COUNTED and (self._counts(number) or not changed):
             same = round(ours.mean, _decimals(value)) == value
             return "same to the printed digit" if same else verdict(ours, value)
-        changed = next((fields for run in runs if run.finished and (fields := self._changed(run))), "")
         return verdict(ours, value, half_width, comparable=not changed, why=changed)
 
     def _state(self, runs: Sequence[Result]) -> str:
@@ -268,7 +282,8 @@ class _Comparison:
 
     def _changed(self, run: Result) -> str:
         """How the settings of a run differ from the recipe, and so from the paper."""
-        assert self.plan is not None
+        if self.plan is None:
+            return ""
         if self.plan.epochs is not None or self.plan.limit is not None:
             return "different schedule"
         order = int(run.order) if run.order.isdecimal() else run.order

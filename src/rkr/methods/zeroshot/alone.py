@@ -16,6 +16,10 @@ from rkr.registry import register
 class Base(ZeroShot):
     """A new network for every task, in the place of the last one: old tasks are tested with an encoder not theirs."""
 
+    checked = (
+        "The paper's description of its baseline, and the authors' code of CADA-VAE (edgarschnfld/CADA-VAE-PyTorch)."
+    )
+
     def begin(self, task: SeenTask) -> None:
         if task.number:
             self.network = self.make()
@@ -28,6 +32,9 @@ class Base(ZeroShot):
 @register.method("original", "one network for each task, all of which are kept")
 class Original(Base):
     """A new network for every task, and all encoders are kept: the upper bound, at T times the memory."""
+
+    checked = "The authors' code of CADA-VAE (edgarschnfld/CADA-VAE-PyTorch)."
+    differs = ("Every dataset has the settings of the sequence, so that methods can be compared.",)
 
     isolating = True
 

@@ -36,6 +36,11 @@ class ZeroShot(Learner):
         classifier: Fields of `ClassifierOptions`.
     """
 
+    checked = "The authors' code of CADA-VAE (edgarschnfld/CADA-VAE-PyTorch), trained on one dataset after the other."
+    differs = (
+        "Features are scaled by the training features of the dataset (there: each part by itself); `scaler` chooses.",
+    )
+
     setting = "zero-shot"
     recipe_options = ("classifier",)
     agnostic = "never"  # features of each task are scaled in a way of its own

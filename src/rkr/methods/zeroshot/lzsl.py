@@ -37,6 +37,8 @@ class Lzsl(Guarded):
         classifier: Fields of `ClassifierOptions`.
     """
 
+    checked = "The authors' code (Drkun/Lifelong-Zero-Shot-Learning)."
+
     def __init__(
         self,
         make: MakeNetwork,

@@ -45,6 +45,9 @@ class Penalty(Guarded):
         classifier: Fields of `ClassifierOptions`.
     """
 
+    checked = "The description in LZSL's paper; there is no code of these baselines."
+    differs = ("The weight of the penalty is not published.",)
+
     grid: ClassVar[dict[str, tuple[float, ...]]] = {"strength": (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0)}
 
     def __init__(

@@ -27,6 +27,8 @@ class Ridge(Learner):
     solved again with all of them.
     """
 
+    checked = "A reference point by its definition."
+
     setting = "zero-shot"
     isolating = True
     agnostic = "never"

@@ -40,6 +40,14 @@ class ZeroShotRkr(ZeroShot):
         options: Fields of `rkr.Options`, such as `rank`.
     """
 
+    checked = (
+        "The paper's supplementary material and its printed counts, which come out to the last digit; the "
+        "autoencoder against the authors' code of CADA-VAE (edgarschnfld/CADA-VAE-PyTorch)."
+    )
+    differs = (
+        "Epochs of classifiers are chosen on validation classes (there: fixed numbers, see `classifier.epochs`).",
+    )
+
     isolating = True
     passes_on = Options
 

@@ -260,8 +260,9 @@ CHARTS = (
     Chart(
         "tradeoff",
         "{measure} against capacity",
-        "Up and to the left is better. Points are at what must be kept to use all tasks; lines lead to what must be kept "
-        "to go on learning too. Error bars are 95 % confidence intervals over runs. Hollow points are the paper's values.",
+        "Up and to the left is better. Points are at what must be kept to use all tasks; lines lead to what must be "
+        "kept to go on learning too. Error bars are 95 % confidence intervals over runs. Hollow points are the paper's "
+        "values.",
         lambda runs: bool(_finished(runs)),
     ),
     Chart(
