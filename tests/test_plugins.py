@@ -27,6 +27,7 @@ from rkr.core import adapters
 from rkr.experiment.recipes import load_recipe
 from rkr.experiment.results import read_result
 from rkr.methods import METHODS
+from rkr.methods.ewc import Ewc
 from rkr.methods.finetune import Finetune
 from rkr.report.looks import look_of
 
@@ -329,6 +330,34 @@ def test_registering_by_hand() -> None:
         rkr.register.network("a b")(lambda: None)
     with pytest.raises(rkr.UsageError, match=r"dict must be a subclass of rkr\.Learner, not 'dict'"):
         rkr.register.method("other")(dict)
+
+
+def test_what_counts_as_an_option() -> None:
+    """Options of a base class to which the rest is passed on; types that only type checkers know; no objects."""
+
+    @rkr.register.method("passing-on")
+    class PassingOn(Ewc):
+        def __init__(self, make: Any, head: str, *, own: Nowhere = 3, layer: Any = torch.nn.ReLU, **rest: Any) -> None:  # type: ignore[name-defined]  # noqa: F821
+            super().__init__(make, head, **rest)
+            self.own = own
+
+    entry = METHODS["passing-on"]
+    assert entry.options == {"own": 3, **METHODS["ewc"].options}
+    learner = entry.build(rkr.networks.small_cnn, "fc", own=4, strength=2)
+    assert (learner.own, learner.strength) == (4, 2)
+    with pytest.raises(rkr.UsageError, match=r'^strength must be a number, not "a"'):
+        entry.build(rkr.networks.small_cnn, "fc", strength="a")
+    with pytest.raises(rkr.UsageError, match=r"^layer: passing-on has no such option; choose one of own, strength"):
+        entry.build(rkr.networks.small_cnn, "fc", layer=None)
+
+    @rkr.register.method("passing-on-rkr")
+    class PassingOnRkr(METHODS["rkr"].learner):  # type: ignore[misc]
+        def __init__(self, make: Any, head: str, *, own: int = 3, **rest: Any) -> None:
+            super().__init__(make, head, **rest)
+
+    assert METHODS["passing-on-rkr"].options == {"own": 3, **METHODS["rkr"].options}
+    with pytest.raises(rkr.UsageError, match=r"^rank must be at least 1, not 0"):
+        METHODS["passing-on-rkr"].build(rkr.networks.small_cnn, "fc", rank=0)
 
 
 class Finetune2(Finetune):

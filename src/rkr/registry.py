@@ -86,10 +86,11 @@ class Entry:
 
     @cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:
-        """The parameters of the target that a recipe may set."""
-        from rkr.validation import parameters_of  # imports pydantic
+        """The parameters of the target that a recipe may set: not those whose defaults cannot stand in a file."""
+        from rkr.validation import is_plain, parameters_of  # imports pydantic
 
-        return parameters_of(self.object, self.not_options)
+        known = parameters_of(self.object, self.not_options)
+        return {name: p for name, p in known.items() if p.default is p.empty or is_plain(p.default)}
 
     @cached_property
     def model(self) -> type[BaseModel]:

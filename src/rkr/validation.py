@@ -74,6 +74,15 @@ def plain(value: Any) -> Any:
     return int(value) if isinstance(value, Integral) else float(value)
 
 
+def is_plain(value: object) -> bool:
+    """Whether a value can stand in a TOML or JSON file."""
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and is_plain(inside) for key, inside in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
 def parameters_of(made: Callable[..., Any], leave_out: Iterable[str] = ()) -> dict[str, inspect.Parameter]:
     """The parameters of a function or class that can be given by name.
 
