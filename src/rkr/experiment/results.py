@@ -7,9 +7,7 @@ does not write is an error that names the file and the line, so results that wer
 from __future__ import annotations
 
 import json
-import math
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any, NamedTuple
 
 from rkr.capacity import Capacity
 from rkr.errors import FileError
+from rkr.experiment.fields import Fields, Line, Row
 from rkr.experiment.recount import Recorded, recounted
 from rkr.versions import Format
 
@@ -26,11 +25,6 @@ RUN, RESULTS, TIMES = "run.json", "results.jsonl", "times.jsonl"
 SECTIONS = ("stream", "network", "training", "options")  # of the settings: objects, if they are there
 DEEPEST = 20  # levels of settings within settings
 EPOCH_LINE = b'{"event": "epoch", '
-LARGEST = 2**63 - 1  # of whole numbers, so that every table can hold them
-HUGE = 1e12  # beyond any percentage and any number of seconds
-UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # no part of a name
-
-Row = tuple[float, ...]  # fractions; row i has the accuracy on tasks 1..i after learning task i
 
 
 class Epoch(NamedTuple):  # a folder of runs has hundreds of thousands of them
@@ -111,7 +105,7 @@ def read_result(folder: str | os.PathLike[str], epochs: bool = True) -> Result:
     folder = Path(folder)
     run = _read_run(folder / RUN)
     stream = run.object("stream")
-    tasks = tuple(_Fields(f"{stream.where}: task {i}", t).name("name") for i, t in enumerate(stream.list("tasks"), 1))
+    tasks = tuple(Fields(f"{stream.where}: task {i}", t).name("name") for i, t in enumerate(stream.list("tasks"), 1))
     groups = tuple(_class_numbers(stream.where, group) for group in stream.list("order"))
     if not tasks or len(groups) != len(tasks):
         raise FileError(f"{stream.where}: {len(tasks)} tasks, but classes of {len(groups)}")
@@ -215,16 +209,16 @@ def is_number(order: str) -> bool:
 # The files
 
 
-def _read_run(path: Path) -> _Fields:
+def _read_run(path: Path) -> Fields:
     try:
         values = json.loads(_read(path))
     except ValueError:
         raise FileError(f"{path}: not JSON") from None
-    run = _Fields(str(path), values)
-    return _Fields(str(path), RUN_FORMAT.upgraded(path, run.get("format"), values))
+    run = Fields(str(path), values)
+    return Fields(str(path), RUN_FORMAT.upgraded(path, run.get("format"), values))
 
 
-def _settings(settings: _Fields) -> Mapping[str, Any]:
+def _settings(settings: Fields) -> Mapping[str, Any]:
     for key in SECTIONS:
         if settings.values.get(key) is not None:
             settings.object(key)
@@ -236,7 +230,7 @@ def _settings(settings: _Fields) -> Mapping[str, Any]:
     return settings.values
 
 
-def _size(cost: _Fields, learning: _Fields) -> Capacity:
+def _size(cost: Fields, learning: Fields) -> Capacity:
     """Of a task's line; without `learning` what that takes is not known."""
     multiply_adds = None if cost.get("multiply_adds") is None else cost.integer("multiply_adds")
     found = Capacity.from_json(
@@ -269,7 +263,7 @@ def _read_times(path: Path, tasks: Sequence[str]) -> tuple[Times, ...]:
     return tuple(times[number] for number in sorted(times))
 
 
-def read_lines(path: Path, without: bytes = b"") -> Iterator[_Line]:
+def read_lines(path: Path, without: bytes = b"") -> Iterator[Line]:
     """The JSON objects of a file, one per line; none if there is no file. Skips lines that start with `without`."""
     if not path.exists():
         return
@@ -281,13 +275,13 @@ def read_lines(path: Path, without: bytes = b"") -> Iterator[_Line]:
             values = _decode(line.decode())
         except ValueError:
             raise FileError(f"{path}: line {number} is not JSON") from None
-        yield _Line(path, number, values)
+        yield Line(path, number, values)
     try:
         values = _decode(last.decode())  # an object that was cut off does not parse
     except ValueError:
         return
     if isinstance(values, dict):
-        yield _Line(path, len(whole) + 1, values)
+        yield Line(path, len(whole) + 1, values)
 
 
 def _decode(text: str) -> Any:
@@ -309,7 +303,7 @@ def _read(path: Path) -> bytes:
         raise FileError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def _epoch(line: _Line, number: int, task: str) -> Epoch:
+def _epoch(line: Line, number: int, task: str) -> Epoch:
     """Check the usual line at once, and any other field by field, for a precise message."""
     values = line.values
     phase, epoch = values.get("phase"), values.get("epoch")
@@ -328,7 +322,7 @@ def _epoch(line: _Line, number: int, task: str) -> Epoch:
     )
 
 
-def _which_task(line: _Fields, tasks: Sequence[str]) -> tuple[int, str]:
+def _which_task(line: Fields, tasks: Sequence[str]) -> tuple[int, str]:
     number, task = line.integer("number"), line.text("task")
     if not 1 <= number <= len(tasks) or tasks[number - 1] != task:
         raise FileError(f"{line.where}: the stream has no task {number} {task!r}")
@@ -339,96 +333,3 @@ def _class_numbers(where: str, group: Any) -> tuple[int, ...]:
     if not isinstance(group, list) or not all(type(label) is int for label in group):
         raise FileError(f"{where}: 'order' needs a list of class numbers for each task, not {group!r}")
     return tuple(group)
-
-
-class _Fields:
-    """The fields of a JSON object, checked as they are taken; `where` is its place, for the message."""
-
-    def __init__(self, where: str, values: Any) -> None:
-        if not isinstance(values, dict):
-            raise FileError(f"{where}: not a JSON object")
-        self.where, self.values = where, values
-
-    def get(self, key: str) -> Any:
-        if key not in self.values:
-            raise FileError(f"{self.where}: {key!r} is missing")
-        return self.values[key]
-
-    def text(self, key: str) -> str:
-        value = self.get(key)
-        return value if isinstance(value, str) else self._refuse(key, "text")
-
-    def name(self, key: str) -> str:
-        """A text to be printed: not empty, without control characters or halves of characters."""
-        value = self.text(key)
-        if not value.strip() or UNPRINTABLE.search(value):
-            self._refuse(key, "a name without control characters")
-        return value
-
-    def integer(self, key: str) -> int:
-        value = self.get(key)
-        if type(value) is not int or value < 0:
-            self._refuse(key, "a whole number, 0 or more")
-        return value if value <= LARGEST else self._refuse(key, f"at most {LARGEST}")
-
-    def number(self, key: str) -> float:
-        """Any number; what diverged is not finite."""
-        value = self.get(key)
-        if type(value) not in (int, float):
-            self._refuse(key, "a number")
-        try:
-            return float(value)
-        except OverflowError:
-            return math.inf if value > 0 else -math.inf
-
-    def positive(self, key: str) -> float:
-        value = self.number(key)
-        return value if 0 < value < HUGE else self._refuse(key, "a number above 0")
-
-    def seconds(self, key: str) -> float:
-        value = self.number(key)
-        return value if abs(value) < HUGE else self._refuse(key, "a number of seconds")
-
-    def optional_number(self, key: str) -> float | None:
-        return None if self.get(key) is None else self.number(key)
-
-    def flag(self, key: str) -> bool | None:
-        value = self.get(key)
-        return value if value is None or isinstance(value, bool) else self._refuse(key, "true, false or null")
-
-    def list(self, key: str) -> Sequence[Any]:
-        value = self.get(key)
-        return value if isinstance(value, list) else self._refuse(key, "a list")
-
-    def object(self, key: str) -> _Fields:
-        return _Fields(f"{self.where}: {key!r}", self.get(key))
-
-    def fractions(self, key: str, n: int) -> Row:
-        row = self.list(key)
-        if len(row) != n or not all(type(value) in (int, float) and 0 <= value <= 1 for value in row):
-            self._refuse(key, f"a list of {n} fractions from 0 to 1")
-        return tuple(map(float, row))
-
-    def texts(self, key: str) -> Mapping[str, str]:
-        values = self.object(key).values
-        if not all(isinstance(value, str) for value in values.values()):
-            self._refuse(key, "an object of texts")
-        return values
-
-    def _refuse(self, key: str, wanted: str) -> Any:
-        shown = json.dumps(self.values[key])
-        shown = shown if len(shown) < 80 else shown[:77] + "..."
-        raise FileError(f"{self.where}: {key!r} must be {wanted}, not {shown}")
-
-
-class _Line(_Fields):
-    """The fields of a line; its place is put into words only where something is wrong with it."""
-
-    def __init__(self, path: Path, number: int, values: Any) -> None:
-        self._path, self._number, self.values = path, number, values
-        if not isinstance(values, dict):
-            raise FileError(f"{self.where}: not a JSON object")
-
-    @property
-    def where(self) -> str:  # type: ignore[override]
-        return f"{self._path}: line {self._number}"

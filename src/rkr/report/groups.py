@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from rkr.errors import UsageError
-from rkr.experiment.results import UNPRINTABLE, Result
+from rkr.experiment.fields import UNPRINTABLE
+from rkr.experiment.results import Result
 from rkr.report.protocol import ANOTHER_FIRST, canonical, group_by_protocol, require_one_protocol
 
 
