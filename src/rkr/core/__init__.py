@@ -9,6 +9,8 @@ A network and its tasks
     `TaskState`: one task's tensors, by name.
     `read_about`, `read_task_about`: what a model folder or a task file says about itself, without a network.
     `ModelAbout`, `TaskAbout`: what they return.
+    `add_task_file`, `drop_task`, `rename_task`: change a model folder without a network.
+    `Changes`: what `model.follow` returns. `View`: what `model.for_task` returns.
     `Cost`, `multiply_adds`: what tasks and networks cost.
 
 How tasks update layers
@@ -44,18 +46,21 @@ if TYPE_CHECKING:
     from rkr.core.cost import Cost, multiply_adds
     from rkr.core.exchange import original_class
     from rkr.core.files import read_task_about
+    from rkr.core.index import Changes
     from rkr.core.model import RectifiedModel, load, rectify
     from rkr.core.options import Options
     from rkr.core.rowwise import Tracer
     from rkr.core.state import STATISTICS, TaskState, is_statistic, version_key
     from rkr.core.updates import LayerUpdate, Rectification
-    from rkr.core.zoo import read_about
+    from rkr.core.views import View
+    from rkr.core.zoo import add_task_file, drop_task, read_about, rename_task
 
 __all__ = [
     "BATCH_NORMS",
     "CONVS",
     "STATISTICS",
     "Adapter",
+    "Changes",
     "Cost",
     "LayerUpdate",
     "ModelAbout",
@@ -67,7 +72,10 @@ __all__ = [
     "TaskAbout",
     "TaskState",
     "Tracer",
+    "View",
+    "add_task_file",
     "convolve",
+    "drop_task",
     "is_standard",
     "is_statistic",
     "join",
@@ -79,6 +87,7 @@ __all__ = [
     "read_task_about",
     "rectify",
     "register_layer",
+    "rename_task",
     "version_key",
 ]
 
@@ -92,12 +101,14 @@ _MODULES = {
     "cost": ("Cost", "multiply_adds"),
     "exchange": ("original_class",),
     "files": ("read_task_about",),
+    "index": ("Changes",),
     "model": ("RectifiedModel", "load", "rectify"),
     "options": ("Options",),
     "rowwise": ("Tracer",),
     "state": ("STATISTICS", "TaskState", "is_statistic", "version_key"),
     "updates": ("LayerUpdate", "Rectification"),
-    "zoo": ("read_about",),
+    "views": ("View",),
+    "zoo": ("add_task_file", "drop_task", "read_about", "rename_task"),
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -2,7 +2,7 @@
 
 `zoo.json` has everything and is replaced as a whole. In a folder with many tasks that would make one more task as
 expensive as all of them, so there a journal beside it takes the changes since: each one is a line that is appended.
-When the journal has grown as long as the list of tasks, `zoo.json` is written anew.
+When the journal is longer than the list of tasks, `zoo.json` is written anew.
 
 A line is complete or it does not count, so a kill at any moment leaves the old state or the new one. Whoever writes
 holds the lock. Whoever reads needs none: two calls of `stat` tell whether anything is new.
@@ -112,7 +112,7 @@ class Index:
         return replace(self, fields=fields, tasks=tasks, _size=size, _lines=self._lines + len(lines))
 
     def _decoded(self, line: bytes, number: int) -> list[Op]:
-        if line[:16] != _sum_of(line[17:], number):
+        if line[:17] != _sum_of(line[17:], number) + b" ":
             raise FileError(f"{self.journal}: damaged: the checksum of line {number + 1} does not match")
         try:
             return list(json.loads(line[17:]))

@@ -6,6 +6,7 @@ changed last, in one step. Only then are files removed that it no longer lists. 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 import warnings
@@ -93,7 +94,7 @@ def save(model: RectifiedModel, folder: PathLike) -> None:
         files = {name: _file_for(model, name, encoded.get(name), folder, known) for name in model.tasks}
         sums = _sums(model.network)
         fields = {
-            "about": model.about,
+            "about": copy.deepcopy(model.about),
             "options": model.options,
             "head": model.head,
             "base": _base_file(model, folder, base, sums, known),
@@ -248,7 +249,7 @@ def _load(index: Index, network: nn.Module, build: Callable[..., RectifiedModel]
         for name, p in network.named_parameters():
             p.requires_grad_(name not in fixed)
     model.stored.sums = _sums(network)
-    model.about = fields["about"]
+    model.about = copy.deepcopy(fields["about"])
     model.user_requires_grad = {n: p.requires_grad for n, p in network.named_parameters()}
     model.attach()
     if fields["base_frozen"]:
@@ -304,9 +305,7 @@ def follow(model: RectifiedModel) -> Changes:
     if any(new.fields[key] != old.fields[key] for key in old.fields if key not in ("about", "current")):
         raise FileError(f"{old.folder}: holds another base or other options now: load it again with rkr.load")
     changes = compare(old.tasks, new.tasks)
-    own = {name for name in tasks if name not in old.tasks or not tasks.is_as_stored(name)}
-    own |= {name for name in old.tasks if name not in tasks}
-    clash = sorted(own & changes.names)
+    clash = [n for n in tasks if n in changes.names and (n not in old.tasks or not tasks.is_as_stored(n))]
     if clash:
         raise FileError(
             f"{old.folder}: another process has changed the task {clash[0]!r}, and so has this model: save_task it "
@@ -314,12 +313,13 @@ def follow(model: RectifiedModel) -> Changes:
         )
     current = model.task
     for name in changes.removed:
-        model.remove_task(name)
+        if name in tasks:
+            model.remove_task(name)
     model.stored.index = new
     for name in (*changes.replaced, *changes.added):
         tasks.put_stored(name)
     if model.about == old.fields["about"]:
-        model.about = new.fields["about"]
+        model.about = copy.deepcopy(new.fields["about"])
     if current in changes.replaced:
         assert current is not None
         model.active.task = None
