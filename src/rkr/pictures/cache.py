@@ -54,7 +54,7 @@ class Squares:
         """Read every file once: the SHA-256 of its content, or why it is not a picture. Squares are kept."""
         self._allocate()
         found: list[str | FileError] = []
-        for number, (content, square) in enumerate(self._decoded(range(len(self._paths)), hashed=True)):
+        for number, (content, square) in enumerate(self.decoded(range(len(self._paths)), hashed=True)):
             found.append(content)
             if self._kept is not None and square is not None:
                 self._kept[number] = square
@@ -67,7 +67,7 @@ class Squares:
         if self._kept is not None:
             return self._kept.index_select(0, rows)
         squares = []
-        for content, square in self._decoded(rows.tolist()):
+        for content, square in self.decoded(rows.tolist()):
             if square is None:
                 raise content if isinstance(content, FileError) else FileError(content)
             squares.append(square)
@@ -96,7 +96,7 @@ class Squares:
             return
         self._kept = kept.permute(0, 3, 1, 2)  # (N, 3, R, R), channels_last
 
-    def _decoded(
+    def decoded(
         self, rows: Sequence[int], hashed: bool = False
     ) -> Generator[tuple[str | FileError, Tensor | None], None, None]:
         """Hashes and squares in order. Threads, because Pillow releases Python's lock while it decodes."""

@@ -166,7 +166,7 @@ def fit_probe(features: Tensor, y: Tensor, classes: int, decay: float) -> tuple[
             optimizer.zero_grad()
             value = F.cross_entropy(F.linear(z, w, b), y) + decay / 2 * w.square().sum()
             value.backward()  # type: ignore[no-untyped-call]
-            return float(value)
+            return float(value.detach())
 
         optimizer.step(loss)  # type: ignore[no-untyped-call]
     weight = w.detach() / std
