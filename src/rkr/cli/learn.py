@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from rkr.cli.console import watched
-from rkr.cli.options import OUTPUT, RESOURCES, SCHEDULE, WHAT, Json
+from rkr.cli.options import RESOURCES, SCHEDULE, WHAT, Json
 
 EXAMPLES = (
     "rkr learn photos/birds --model zoo/",
@@ -39,7 +39,9 @@ def learn(
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Say what would happen, how long and how large; write nothing.", rich_help_panel=WHAT),
+        typer.Option(
+            "--dry-run", help="Say what would happen, how long and how large; write nothing.", rich_help_panel=WHAT
+        ),
     ] = False,
     backbone: Annotated[
         str | None,
@@ -88,7 +90,9 @@ def learn(
     ] = "auto",
     precision: Annotated[
         str | None,
-        typer.Option(help="32-true or bf16-mixed (default: the latter on GPUs that have it).", rich_help_panel=RESOURCES),
+        typer.Option(
+            help="32-true or bf16-mixed (default: the latter on GPUs that have it).", rich_help_panel=RESOURCES
+        ),
     ] = None,
     json_: Json = False,
 ) -> None:
@@ -108,7 +112,8 @@ def learn(
     }
     arguments = None if head is None else {"head": head}
     from rkr.pictures.learn import learn as learn_task
-    from rkr.pictures.learn import plan, prepare
+    from rkr.pictures.learn import prepare
+    from rkr.pictures.plan import plan
 
     if dry_run:
         request = prepare(pictures, model, task, backbone, arguments, size, settings)

@@ -29,9 +29,7 @@ CHANGE = "Change"
 def tasks(
     model: Zoo,
     show: Annotated[str | None, typer.Option(metavar="TASK", help="Show all that is known of a task.")] = None,
-    drop: Annotated[
-        str | None, typer.Option(metavar="TASK", help="Remove a task.", rich_help_panel=CHANGE)
-    ] = None,
+    drop: Annotated[str | None, typer.Option(metavar="TASK", help="Remove a task.", rich_help_panel=CHANGE)] = None,
     rename: Annotated[
         str | None, typer.Option(metavar="TASK", help="Rename a task; see --to.", rich_help_panel=CHANGE)
     ] = None,
@@ -41,7 +39,9 @@ def tasks(
     to: Annotated[str | None, typer.Option(metavar="NAME", help="The new name.", rich_help_panel=CHANGE)] = None,
     into: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Another model folder with the same base, or a new one.", rich_help_panel=CHANGE),
+        typer.Option(
+            metavar="DIR", help="Another model folder with the same base, or a new one.", rich_help_panel=CHANGE
+        ),
     ] = None,
     json_: Json = False,
 ) -> None:
@@ -69,7 +69,11 @@ def tasks(
     elif show is not None:
         zoo.chosen(show)
         values = {**zoo.tasks[show].to_json(), "fingerprint": zoo.model.fingerprint(show)}
-        print(json.dumps(values, indent=1, ensure_ascii=False) if json_ else _in_words(zoo.tasks[show], values["fingerprint"]))
+        print(
+            json.dumps(values, indent=1, ensure_ascii=False)
+            if json_
+            else _in_words(zoo.tasks[show], values["fingerprint"])
+        )
     elif json_:
         print(json.dumps([record.to_json() for record in zoo.tasks.values()], indent=1, ensure_ascii=False))
     else:

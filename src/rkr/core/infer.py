@@ -30,6 +30,7 @@ DIRECTIONS = 16  # of the scatter within classes, that a description keeps
 SHRINKAGE = 0.3  # of the shared covariance towards a multiple of the identity
 TEMPERATURE = 0.02  # for each dimension of the features: makes distances into probabilities
 QUANTILES = 101  # of distances: 0, 1, ..., 100 %
+MEANS_BYTES = 400_000  # of the class means of a task
 FALSE_ALARMS = 0.05  # share of a task's own samples that may be called none of the tasks
 
 
@@ -38,7 +39,7 @@ class Description:
     """What a task keeps so that it can be inferred.
 
     Attributes:
-        means: Of each class's embedded features, float16 (C, D).
+        means: Of each class's embedded features, float16 (C, D); where there are very many, of groups of classes.
         directions: Main directions of the scatter within classes, float16 (r, D).
         variances: Along these, float32 (r,).
         rest: Mean variance along all others.
@@ -116,10 +117,28 @@ def describe(features: Tensor, y: Tensor, classes: int, directions: int = DIRECT
     # ‖x - m'‖ = n / (n - 1) ‖x - m‖ for the mean m' of the class's other samples.
     distances[own, y] *= (n / (n - 1).clamp(min=1)).square()
     nearest = distances.amin(1)[~alone] if bool((~alone).any()) else distances.amin(1)
+    kept = means
+    if len(means) > most_means(x.shape[1]):
+        kept = _grouped(means, most_means(x.shape[1]))
+        nearest = torch.cdist(x, kept).square().amin(1)
     quantiles = torch.quantile(nearest, torch.linspace(0, 1, QUANTILES, device=x.device))
-    return Description(
-        means.half().cpu(), basis[:r].half().cpu(), variances[:r].cpu(), rest, len(x), quantiles.cpu()
-    )
+    return Description(kept.half().cpu(), basis[:r].half().cpu(), variances[:r].cpu(), rest, len(x), quantiles.cpu())
+
+
+def most_means(width: int) -> int:
+    """How many means a description may have, so that its size is bounded. Class means beyond that are grouped."""
+    return max(MEANS_BYTES // (2 * width), 1)
+
+
+def _grouped(means: Tensor, groups: int, passes: int = 10) -> Tensor:
+    """The centres of so many groups of class means, by k-means from evenly spaced classes: (groups, D)."""
+    centres = means[torch.linspace(0, len(means) - 1, groups).round().long()].clone()
+    for _ in range(passes):
+        group = torch.cdist(means, centres).argmin(1)
+        sums = torch.zeros_like(centres).index_add_(0, group, means)
+        sizes = torch.bincount(group, minlength=groups)[:, None]
+        centres = torch.where(sizes > 0, sums / sizes.clamp(min=1), centres)
+    return centres
 
 
 def shared_covariance(descriptions: Sequence[Description], shrinkage: float = SHRINKAGE) -> Tensor:

@@ -147,7 +147,8 @@ def _kind(event: type[Event]) -> str:
 
 
 KINDS: dict[str, type[Event]] = {
-    _kind(kind): kind for kind in (Started, Preparing, Progress, EpochEnd, CandidateEnd, TaskEnd, Finished, Stopped, Failed)
+    _kind(kind): kind
+    for kind in (Started, Preparing, Progress, EpochEnd, CandidateEnd, TaskEnd, Finished, Stopped, Failed)
 }
 
 

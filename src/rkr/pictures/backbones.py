@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import operator
 import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +18,7 @@ from torch import Tensor, nn
 
 from rkr.errors import FileError, UsageError
 from rkr.pictures.preparation import FILTERS, Preparation
+from rkr.registry import importable, imported
 
 DEFAULT = "efficientnet-lite0"
 DEFAULT_SIZE = 224
@@ -92,7 +91,9 @@ def _module(name: str, what: str, install: str) -> Any:
     try:
         return importlib.import_module(name)
     except Exception as error:  # a broken installation raises anything
-        raise UsageError(f"{what} needs {name}, which cannot be imported ({_said(error)}): pip install {install}") from None
+        raise UsageError(
+            f"{what} needs {name}, which cannot be imported ({_said(error)}): pip install {install}"
+        ) from None
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -212,7 +213,13 @@ def _users(reference: str, arguments: dict[str, Any], pretrained: bool, size: in
     If the function has a parameter `pretrained`, it is told whether weights are needed. The network may have the
     attributes `head`, a name, and `preparation`, a `Preparation` or its values.
     """
-    function = imported(reference)
+    importable(os.getcwd())
+    try:
+        function = imported(reference)
+    except UsageError as error:
+        raise UsageError(f"--backbone {error}") from error
+    if not callable(function):
+        raise UsageError(f"--backbone {reference}: is not a function, but {type(function).__name__}")
     own = {key: value for key, value in arguments.items() if key not in ("head", "preparation")}
     if "pretrained" in _parameters(function):
         own["pretrained"] = pretrained
@@ -228,20 +235,6 @@ def _users(reference: str, arguments: dict[str, Any], pretrained: bool, size: in
     return Built(network, head, preparation, {**own, "head": head, "preparation": preparation.to_json()})
 
 
-def imported(reference: str) -> Callable[..., Any]:
-    """The function at `package.module:function`. Modules in the current directory are found, as with `python -m`."""
-    module_name, _, function_name = reference.partition(":")
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.insert(0, os.getcwd())
-    try:
-        function = operator.attrgetter(function_name)(importlib.import_module(module_name))
-    except Exception as error:  # importing runs the user's code
-        raise UsageError(f"--backbone {reference}: cannot be imported ({_said(error)})") from error
-    if not callable(function):
-        raise UsageError(f"--backbone {reference}: is not a function, but {type(function).__name__}")
-    return function  # type: ignore[no-any-return]
-
-
 def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
     try:
         return inspect.signature(function).parameters
@@ -255,7 +248,9 @@ def last_layer(network: nn.Module) -> str:
         names = [name for name, module in network.named_modules() if name and isinstance(module, kinds)]
         if names:
             return names[-1]
-    raise UsageError(f"{type(network).__name__} has no Linear or convolution that could be its head: name it with --head")
+    raise UsageError(
+        f"{type(network).__name__} has no Linear or convolution that could be its head: name it with --head"
+    )
 
 
 def _resized(preparation: Preparation, size: int | None) -> Preparation:

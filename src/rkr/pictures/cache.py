@@ -1,4 +1,4 @@
-"""Keeps decoded pictures: in memory, beyond a bound in a file, and where that is too large they are decoded each time."""
+"""Keeps decoded pictures: in memory, beyond a bound in a file, and beyond that not at all."""
 
 from __future__ import annotations
 

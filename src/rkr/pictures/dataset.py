@@ -1,4 +1,4 @@
-"""Lists labelled pictures: class folders, CSV and JSON lines; and divides them into a training and a validation part."""
+"""Lists labelled pictures (class folders, CSV, JSON lines) and divides them into training and validation."""
 
 from __future__ import annotations
 
@@ -256,9 +256,7 @@ def divide(listing: Listing, content: Sequence[str | FileError], share: float, s
             broken.append((picture.path, str(found)))
             continue
         labels.setdefault(found, set()).add(picture.label)
-        if found not in first or (
-            picture.part == "validation" and listing.pictures[first[found]].part != "validation"
-        ):
+        if found not in first or (picture.part == "validation" and listing.pictures[first[found]].part != "validation"):
             first[found] = number
     rows = []
     for number, (picture, found) in enumerate(zip(listing.pictures, content, strict=True)):
@@ -289,9 +287,7 @@ def divide(listing: Listing, content: Sequence[str | FileError], share: float, s
     else:
         validation = torch.zeros(len(kept), dtype=torch.bool)
         validation[balanced_cut(y, share, seed, "validation")[1]] = True
-    return Checked(
-        classes, torch.tensor(rows), y, validation, tuple(broken), tuple(copies), tuple(contradictions)
-    )
+    return Checked(classes, torch.tensor(rows), y, validation, tuple(broken), tuple(copies), tuple(contradictions))
 
 
 def _reason(broken: Sequence[tuple[str, str]]) -> str:

@@ -51,8 +51,7 @@ class Evaluation:
         """Accuracy of each class; None where there was no picture of it."""
         hits, totals = self.confusion.diagonal().tolist(), self.confusion.sum(1).tolist()
         return {
-            name: hit / total if total else None
-            for name, hit, total in zip(self.classes, hits, totals, strict=True)
+            name: hit / total if total else None for name, hit, total in zip(self.classes, hits, totals, strict=True)
         }
 
     def to_json(self) -> dict[str, Any]:

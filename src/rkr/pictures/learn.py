@@ -17,6 +17,7 @@ import torch
 
 from rkr.core import RectifiedModel
 from rkr.core.infer import describe
+from rkr.core.zoo import read_about
 from rkr.data import Pictures
 from rkr.errors import FileError, UsageError
 from rkr.experiment.events import Preparing, Watch
@@ -29,7 +30,7 @@ from rkr.pictures.dataset import Checked, Listing, divide, list_pictures
 from rkr.pictures.lesson import Learned, Lesson
 from rkr.pictures.preparation import Preparation
 from rkr.pictures.settings import RANK, Settings, options_for
-from rkr.pictures.zoo import LEARNING, Zoo, check_task_name, is_zoo, open_zoo, read_about, writing
+from rkr.pictures.zoo import LEARNING, Zoo, check_task_name, is_zoo, open_zoo, writing
 
 ENDINGS = (".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".json")
 
@@ -138,9 +139,12 @@ def prepare(
     if new:
         others = [p.name for p in folder.iterdir() if p.name != LEARNING] if folder.is_dir() else []
         if others:
-            raise FileError(f"{folder}: is not a saved model, but has files ({others[0]}): give a new folder for --model")
+            raise FileError(
+                f"{folder}: is not a saved model, but has files ({others[0]}): give a new folder for --model"
+            )
     else:
-        about = read_about(folder)
+        stated = read_about(folder)
+        about = stated.about
         described = about.get("network")
         if not isinstance(described, Mapping):
             raise UsageError(f"{folder} does not say how to build its network: it was not made by rkr learn")
@@ -151,7 +155,9 @@ def prepare(
             )
         there = about["preparation"]["size"]
         if size is not None and size != there:
-            raise UsageError(f"{folder} has pictures of {there} pixels, not {size}: leave --size out, or choose another folder")
+            raise UsageError(
+                f"{folder} has pictures of {there} pixels, not {size}: leave --size out, or choose another folder"
+            )
         reference, arguments, size = described["backbone"], described.get("arguments", {}), None
     chosen = Settings(**given)
     listing = list_pictures(path)
@@ -162,7 +168,7 @@ def prepare(
     if len(listing.classes) < 2:
         raise FileError(f"{path}: has one class only, {listing.classes[0]!r}; a task needs two or more")
     request = Request(listing, folder, name, new, reference, arguments or {}, size, chosen)
-    if not new and name in task_names(folder):
+    if not new and name in stated.tasks:
         raise UsageError(
             f"{folder} has a task {name!r} already: choose another name with --task, or drop it first: "
             f"rkr tasks {folder} --drop {name}"
@@ -176,13 +182,6 @@ def default_name(path: Path) -> str:
     return name[: -len(path.suffix)] if path.suffix.lower() in ENDINGS else name
 
 
-def task_names(folder: Path) -> list[str]:
-    """The tasks in a model folder, by its index alone."""
-    from rkr.core.zoo import _read_index
-
-    return [task["name"] for task in _read_index(folder)["tasks"]]
-
-
 def begin_zoo(request: Request) -> Zoo:
     """The zoo that the task is added to: opened, or built anew in memory."""
     if not request.new:
@@ -194,14 +193,21 @@ def begin_zoo(request: Request) -> Zoo:
                 "choose another folder with --model"
             )
         return zoo
-    built = backbones.build(request.backbone, request.arguments, size=request.size)
+    rank = request.settings.rank or RANK
+    return new_zoo(request.folder, request.backbone, request.arguments, rank, request.size)
+
+
+def new_zoo(folder: Path, backbone: str, arguments: Mapping[str, Any] | None, rank: int, size: int | None) -> Zoo:
+    """A zoo without tasks, in memory, with the backbone's own weights."""
+    built = backbones.build(backbone, arguments, size=size)
     network = built.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    model = RectifiedModel(network, options_for(network, request.settings.rank or RANK), built.head)
+    model = RectifiedModel(network, options_for(network, rank), built.head)
+    model.freeze_base()
     model.about = {
-        "network": {"backbone": request.backbone, "arguments": built.arguments, "licence": built.licence},
+        "network": {"backbone": backbone, "arguments": built.arguments, "licence": built.licence},
         "preparation": built.preparation.to_json(),
     }
-    return Zoo(request.folder, model, built.preparation)
+    return Zoo(folder, model, built.preparation)
 
 
 def _learn(
@@ -253,6 +259,7 @@ def _learn(
             task = zoo.model.tasks[request.task]
             task.about = about_task(request, zoo, checked, learned, began)
             commit(request, zoo)
+            zoo.left_out = left_out(checked, request.listing)
         except Interrupted:
             raise
         except BaseException:
@@ -279,6 +286,16 @@ def check_pictures(request: Request, squares: Squares, watch: Watch, stopped: li
 
     content = squares.load(done)
     return divide(request.listing, content, request.settings.validation, request.settings.seed)
+
+
+def left_out(checked: Checked, listing: Listing) -> tuple[str, ...]:
+    """Files that are not used, each with the reason."""
+    return (
+        *(why if path in why else f"{path}: {why}" for path, why in checked.broken),
+        *(f"{path}: the same picture is there already" for path in checked.copies),
+        *(f"{path}: the same picture stands in another class too" for path in checked.contradictions),
+        *(f"{path}: is in no class folder" for path in listing.loose),
+    )
 
 
 def parts(checked: Checked, squares: Squares, preparation: Preparation) -> tuple[Pictures, Pictures]:

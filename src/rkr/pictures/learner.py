@@ -51,7 +51,7 @@ class PictureLearner(Learner):
         heads = {id(p) for key, p in self.model.named_task_parameters().items() if key.startswith("head.")}
         factors = [p for p in decayed["params"] if id(p) not in heads]
         head = [p for p in decayed["params"] if id(p) in heads]
-        groups = [{"params": factors}, {"params": head, "lr_factor": self.settings.head_lr}, free]
+        groups: list[dict[str, Any]] = [{"params": factors}, {"params": head, "lr_factor": self.settings.head_lr}, free]
         return [group for group in groups if group["params"]]
 
     def loss(self, x: Tensor, y: Tensor) -> Outcome:
@@ -67,7 +67,7 @@ class PictureLearner(Learner):
         task = self.model.tasks[self.task.name]
         return {key: tensor.detach() for key, tensor in task.tensors().items()}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
         """Restore the new task."""
         task = self.model.tasks[self.task.name]
         with torch.no_grad():
@@ -165,9 +165,9 @@ def fit_probe(features: Tensor, y: Tensor, classes: int, decay: float) -> tuple[
         def loss() -> float:
             optimizer.zero_grad()
             value = F.cross_entropy(F.linear(z, w, b), y) + decay / 2 * w.square().sum()
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()
             return float(value.detach())
 
-        optimizer.step(loss)  # type: ignore[no-untyped-call]
+        optimizer.step(loss)
     weight = w.detach() / std
     return weight, b.detach() - weight @ mean

@@ -50,7 +50,7 @@ class Prediction:
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
         answers = [{"class": c, "probability": p} for c, p in zip(self.classes, self.probabilities, strict=True)]
-        found = {"path": self.path, "task": self.task, "answers": answers}
+        found: dict[str, Any] = {"path": self.path, "task": self.task, "answers": answers}
         if self.task_probability is not None:
             found["task_probability"] = self.task_probability
         if self.error is not None:
@@ -160,7 +160,9 @@ def as_csv(answers: Iterable[Prediction], top: int) -> str:
     file = io.StringIO()
     out = csv.writer(file, lineterminator="\n")
     places = [""] if top == 1 else [f"_{n + 1}" for n in range(top)]
-    out.writerow(["path", "task", *(f"{w}{p}" for p in places for w in ("class", "probability")), "task_probability", "error"])
+    out.writerow(
+        ["path", "task", *(f"{w}{p}" for p in places for w in ("class", "probability")), "task_probability", "error"]
+    )
     for one in answers:
         pairs = [(c, f"{p:.6f}") for c, p in zip(one.classes, one.probabilities, strict=True)]
         pairs += [("", "")] * (len(places) - len(pairs))

@@ -69,7 +69,7 @@ class Preparation:
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        return asdict(self)
+        return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
 
     @classmethod
     def from_json(cls, values: Any) -> Preparation:
@@ -77,7 +77,8 @@ class Preparation:
         known = {field.name for field in fields(cls)}
         if not isinstance(values, Mapping) or set(values) != known:
             raise UsageError(f"a preparation needs {', '.join(sorted(known))}, not {values!r}")
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return cls(**given)
 
     def square(self, source: str | Path | bytes | Image.Image) -> Tensor:
         """A picture, from a file, its content or an image of Pillow, as a square: uint8 (3, R, R)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from rkr.core import RectifiedModel, load
 from rkr.core.infer import FALSE_ALARMS, Description, Rule
 from rkr.core.state import TaskState
-from rkr.core.zoo import INDEX
+from rkr.core.zoo import INDEX, read_about
 from rkr.errors import FileError, UsageError
 from rkr.pictures import backbones
 from rkr.pictures.learner import base_features
@@ -111,8 +112,12 @@ class Zoo:
     def __init__(self, folder: Path, model: RectifiedModel, preparation: Preparation) -> None:
         self.folder, self.model, self.preparation = folder, model, preparation
         self.tasks = Tasks(model)
+        self.left_out: tuple[str, ...] = ()  # files that `learn` could not use, and why
         self._rule: tuple[tuple[str, ...], Rule] | None = None
         self.model.eval()
+        if not hasattr(model.network, "input_shape"):
+            network: Any = model.network
+            network.input_shape = (3, preparation.size, preparation.size)  # for `model.cost` and export
 
     def __repr__(self) -> str:
         return f"Zoo({str(self.folder)!r}, tasks={list(self.tasks)})"
@@ -165,7 +170,9 @@ class Zoo:
             if len(self.tasks) != 1:
                 names = ", ".join(list(self.tasks)[:8]) or "none yet"
                 also = f", or {AUTO}" if auto else ""
-                raise UsageError(f"{self.folder} has {len(self.tasks)} tasks: give one with --task{also}; tasks: {names}")
+                raise UsageError(
+                    f"{self.folder} has {len(self.tasks)} tasks: give one with --task{also}; tasks: {names}"
+                )
             return next(iter(self.tasks))
         if not (auto and task == AUTO):
             self.model.tasks[task]  # a clear error if there is none
@@ -221,15 +228,19 @@ class Zoo:
 
     def copy(self, name: str, other: str | os.PathLike[str], new: str | None = None) -> Zoo:
         """Copy a task to another zoo with the same base, which is made if there is none."""
-        import tempfile
-
-        target, new = Path(other), new or name
+        target, new = Path(other).expanduser(), new or name
         check_task_name(new)
         self.model.tasks[name]
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "task.safetensors"
             self.model.save_task(name, file)
-            return add_file(target, file, new, self)
+            return add_file(target, file, new, open_zoo(self.folder, device="cpu"))
+
+    def export(self, path: str | os.PathLike[str], tasks: Sequence[str], style: str = "merged") -> None:
+        """Write tasks as an ONNX file: see `rkr.export`."""
+        import rkr
+
+        rkr.export(self.model, path, tasks=list(tasks), style=style)
 
     def _reload(self) -> None:
         """Take over what other processes have saved."""
@@ -254,10 +265,12 @@ def open_zoo(folder: str | os.PathLike[str], network: nn.Module | None = None, d
     path = Path(folder).expanduser()
     preparation = Preparation()
     if network is None:
-        about = read_about(path)
+        about = read_about(path).about
         described = about.get("network")
         if not isinstance(described, Mapping) or not isinstance(described.get("backbone"), str):
-            raise UsageError(f"{path} does not say how to build its network: give the network, rkr.open({str(path)!r}, network)")
+            raise UsageError(
+                f"{path} does not say how to build its network: give the network, rkr.open({str(path)!r}, network)"
+            )
         try:
             built = backbones.build(described["backbone"], described.get("arguments"), pretrained=False)
             preparation = Preparation.from_json(about.get("preparation"))
@@ -267,14 +280,6 @@ def open_zoo(folder: str | os.PathLike[str], network: nn.Module | None = None, d
     model = load(path, network.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
     zoo = Zoo(path, model, preparation)
     return zoo.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-
-
-def read_about(folder: Path) -> Mapping[str, Any]:
-    """What a model folder says of itself, without its tensors."""
-    from rkr.core.zoo import _read_index
-
-    about: Mapping[str, Any] = _read_index(folder)["about"]
-    return about
 
 
 def is_zoo(folder: Path) -> bool:
@@ -300,8 +305,7 @@ def add_file(folder: Path, file: Path, name: str, like: Zoo | None = None) -> Zo
     with writing(folder):
         if new:
             assert like is not None
-            like.model.save(folder)  # the base; its tasks go at once
-            zoo = open_zoo(folder)
+            zoo = Zoo(folder, like.model, like.preparation)
             for other in list(zoo.tasks):
                 zoo.model.remove_task(other)
         else:
@@ -323,7 +327,9 @@ def writing(folder: Path) -> Iterator[None]:
         lock = FileLock(lock_folder / "lock", timeout=0)
         lock.acquire()
     except Timeout:
-        raise UsageError(f"{folder}: another process is learning or changing tasks there: wait for it, or stop it") from None
+        raise UsageError(
+            f"{folder}: another process is learning or changing tasks there: wait for it, or stop it"
+        ) from None
     except (OSError, ValueError) as error:
         raise FileError(f"{folder}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
     try:

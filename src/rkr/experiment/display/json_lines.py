@@ -14,7 +14,8 @@ from rkr.experiment.events import KINDS, Event, Preparing, Progress, Watch, from
 
 
 class JsonLines(Display):
-    """An object per event, one to a line, each written at once. Of `Progress` and `Preparing`, one per `every` seconds and run."""
+    """An object per event, one to a line, each written at once. One per `every` seconds and run of
+    `Progress` and `Preparing`."""
 
     def __init__(
         self, stream: TextIO | None = None, every: float = 1.0, clock: Callable[[], float] = time.monotonic

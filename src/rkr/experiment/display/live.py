@@ -16,7 +16,18 @@ from rich.text import Text
 
 from rkr.experiment.display import text
 from rkr.experiment.display.base import Display
-from rkr.experiment.events import CandidateEnd, EpochEnd, Event, Failed, Finished, Preparing, Progress, Started, Stopped, TaskEnd
+from rkr.experiment.events import (
+    CandidateEnd,
+    EpochEnd,
+    Event,
+    Failed,
+    Finished,
+    Preparing,
+    Progress,
+    Started,
+    Stopped,
+    TaskEnd,
+)
 
 
 @dataclass(frozen=True)
@@ -80,7 +91,13 @@ class Live(Display):
         if isinstance(event, Started):
             done = ((event.number - 1) + event.epoch / max(event.epochs, 1)) / max(len(event.tasks), 1)
             self._rows[event.run] = replace(
-                row, preparing="", tasks=len(event.tasks), number=event.number, epochs=event.epochs, epoch=event.epoch, done=done
+                row,
+                preparing="",
+                tasks=len(event.tasks),
+                number=event.number,
+                epochs=event.epochs,
+                epoch=event.epoch,
+                done=done,
             )
             if event.resumed:
                 self._print(text.started(event))

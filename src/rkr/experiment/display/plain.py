@@ -10,7 +10,18 @@ from typing import TextIO
 
 from rkr.experiment.display import text
 from rkr.experiment.display.base import Display
-from rkr.experiment.events import CandidateEnd, EpochEnd, Event, Failed, Finished, Preparing, Progress, Started, Stopped, TaskEnd
+from rkr.experiment.events import (
+    CandidateEnd,
+    EpochEnd,
+    Event,
+    Failed,
+    Finished,
+    Preparing,
+    Progress,
+    Started,
+    Stopped,
+    TaskEnd,
+)
 
 
 @dataclass
