@@ -14,8 +14,6 @@ from rkr.core import RectifiedModel
 from rkr.methods.learner import Learner, Outcome, Phase, SeenTask
 from rkr.pictures.settings import Settings
 
-MOMENTUM = 0.1  # of running statistics while a task is trained, so that each epoch can be validated
-
 
 class PictureLearner(Learner):
     """Trains the factors, the normalisation and the head of one new task; the base and other tasks are frozen.
@@ -48,11 +46,21 @@ class PictureLearner(Learner):
 
     def groups(self) -> list[dict[str, Any]]:
         decayed, free = self.model.task_parameters(groups=True)
-        heads = {id(p) for key, p in self.model.named_task_parameters().items() if key.startswith("head.")}
-        factors = [p for p in decayed["params"] if id(p) not in heads]
-        head = [p for p in decayed["params"] if id(p) in heads]
-        groups: list[dict[str, Any]] = [{"params": factors}, {"params": head, "lr_factor": self.settings.head_lr}, free]
+        named = self.model.named_task_parameters()
+        factors = {id(p) for key, p in named.items() if key.rpartition(".")[2] in ("lm", "rm")}
+        groups: list[dict[str, Any]] = [
+            {"params": [p for p in decayed["params"] if id(p) in factors], "lr_factor": self.settings.factor_lr},
+            {"params": [p for p in decayed["params"] if id(p) not in factors]},
+            free,
+        ]
         return [group for group in groups if group["params"]]
+
+    def train(self, mode: bool = True) -> PictureLearner:
+        """Statistics stay fixed while the weights are trained."""
+        super().train(mode)
+        for layer in self.model.norm_layers():
+            layer.module.training = False
+        return self
 
     def loss(self, x: Tensor, y: Tensor) -> Outcome:
         logits = self.model(x).float()
@@ -90,19 +98,6 @@ class PictureLearner(Learner):
         """Whether a linear probe can be the head: one Linear layer with a bias."""
         head = self.model.network.get_submodule(self.head)
         return isinstance(head, nn.Linear) and head.bias is not None
-
-    @contextmanager
-    def quick_statistics(self) -> Iterator[None]:
-        """Let running statistics follow the training within an epoch."""
-        norms: list[Any] = [layer.module for layer in self.model.norm_layers() if hasattr(layer.module, "momentum")]
-        momenta = [norm.momentum for norm in norms]
-        for norm in norms:
-            norm.momentum = MOMENTUM
-        try:
-            yield
-        finally:
-            for norm, momentum in zip(norms, momenta, strict=True):
-                norm.momentum = momentum
 
 
 def repeated(y: Tensor, balance: float, seed: int) -> Tensor | None:

@@ -53,10 +53,12 @@ class LessonSpec(RunSpec):
 
     @property
     def title(self) -> str:
+        """What displays call the run."""
         return self.recipe
 
     @property
     def augment(self) -> Augment:
+        """Random resized crops and flips."""
         return Augment(pad=0, flip=True, zoom=self.zoom)
 
 
@@ -170,8 +172,7 @@ class Lesson(Loop):
             if state is not None:
                 self._restore(state)
             self._tell_start(state is not None)
-            with learner.quick_statistics():
-                self._learn(state)
+            self._learn(state)
             self.check_stop()
             return self._finish(features, y, probe)
         except Interrupted:
@@ -213,16 +214,17 @@ class Lesson(Loop):
                 best = hits, weight, bias
         assert best is not None
         self._learner.start_head(*best[1:])
+        if self._settings.rank and self._settings.statistics == "task":
+            self._estimate()
         return best[0] / (len(features) - n) if len(features) > n else None
 
     def _finish(self, features: Tensor, y: Tensor, probe: float | None) -> Learned:
-        """The best state, with statistics estimated anew; the probe, if that was better."""
+        """The best state; the probe, if that was better."""
         learner = self._learner
         accuracy, kept = probe, "probe"
         if self._settings.rank:
             if self._best:
                 learner.load_state_dict(self._best)
-            self._estimate()
             figures = self._validated()
             accuracy, kept = None if figures is None else figures[0], "trained"
             if probe is not None and accuracy is not None and accuracy < probe:
