@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from rkr.errors import FileError, UsageError
+from rkr.importing import importable, imported
 from rkr.pictures.preparation import FILTERS, Preparation
-from rkr.registry import importable, imported
 
 DEFAULT = "efficientnet-lite0"
 DEFAULT_SIZE = 224

@@ -12,10 +12,9 @@ from typing import Any, TypeVar
 from rkr.atomic import write_atomic
 from rkr.core.about import TaskAbout
 from rkr.core.files import base_fingerprint, read_task_about
-from rkr.core.zoo import read_about
 from rkr.errors import FileError, UsageError
 from rkr.pictures.learn import new_zoo
-from rkr.pictures.zoo import Zoo, add_file, check_task_name, is_zoo
+from rkr.pictures.zoo import Zoo, add_file, check_base, check_task_name, is_zoo, open_zoo
 
 TASK_FILE, CARD = "task.safetensors", "README.md"
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -90,12 +89,8 @@ def pull(source: str, model: Path, name: str | None = None, revision: str | None
     stated = read_task_about(file)
     title = check_task_name(name or stated.name)
     if is_zoo(model):
-        if stated.base != read_about(model).base:
-            raise FileError(
-                f"{source}: its task belongs to another base network (fingerprint {stated.base[:12]}, that of {model} "
-                f"is {read_about(model).base[:12]}): choose another model folder{_made_for(stated.about)}"
-            )
-        return add_file(model, file, title), title
+        check_base(stated, model, source)
+        return add_file(model, file, title, open_zoo(model, device="cpu")), title
     zoo = _with_base_of(stated, model, source)
     return add_file(model, file, title, zoo), title
 
@@ -120,11 +115,6 @@ def _with_base_of(stated: TaskAbout, model: Path, source: str) -> Zoo:
             f"{source}: its base network is not {reference} as it is installed here (fingerprint {stated.base[:12]})"
         )
     return zoo
-
-
-def _made_for(about: Mapping[str, Any]) -> str:
-    described = about.get("network")
-    return f"; it was made for {described.get('backbone')}" if isinstance(described, Mapping) else ""
 
 
 def card(zoo: Zoo, task: str, repository: str | None, licence: str | None = None) -> str:

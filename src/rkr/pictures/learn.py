@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import shutil
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import torch
 
 from rkr.core import RectifiedModel
 from rkr.core.infer import describe
-from rkr.core.zoo import read_about
+from rkr.core.zoo import add_task_file, read_about
 from rkr.data import Pictures
 from rkr.errors import FileError, UsageError
 from rkr.experiment.events import Preparing, Watch
@@ -266,6 +267,10 @@ def _learn(
             shutil.rmtree(folder, ignore_errors=True)
             raise
         shutil.rmtree(folder, ignore_errors=True)
+    if not request.new:
+        left, zoo = zoo.left_out, open_zoo(request.folder, device=str(zoo.device))
+        zoo.model.set_task(request.task)
+        zoo.left_out = left
     zoo.model.eval()
     return zoo
 
@@ -333,11 +338,11 @@ def about_task(request: Request, zoo: Zoo, checked: Checked, learned: Learned, b
 
 
 def commit(request: Request, zoo: Zoo) -> None:
-    """Save the zoo with the new task. Whoever changed the folder in the meantime loses nothing."""
-    model = zoo.model.to("cpu") if zoo.device.type == "mps" else zoo.model
-    if not request.new:
-        task = model.tasks[request.task]
-        zoo._reload()
-        zoo.model.restore_tasks([task], request.task, True)
-        model = zoo.model
-    model.save(request.folder)
+    """Save the new task. What other processes have changed in the folder meanwhile stays."""
+    if request.new:
+        zoo.model.save(request.folder)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "task.safetensors"
+        zoo.model.save_task(request.task, file)
+        add_task_file(request.folder, file, request.task)

@@ -16,9 +16,12 @@ from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
 from rkr.core import RectifiedModel, load
+from rkr.core.about import TaskAbout
+from rkr.core.files import read_task_about
+from rkr.core.index import INDEX
 from rkr.core.infer import FALSE_ALARMS, Description, Rule
 from rkr.core.state import TaskState
-from rkr.core.zoo import INDEX, read_about
+from rkr.core.zoo import add_task_file, drop_task, read_about, rename_task
 from rkr.errors import FileError, UsageError
 from rkr.pictures import backbones
 from rkr.pictures.learner import base_features
@@ -208,23 +211,19 @@ class Zoo:
 
     def drop(self, name: str) -> None:
         """Remove a task, from the folder too."""
-        with writing(self.folder):
-            self._reload()
-            self.model.remove_task(name)
-            self._save()
+        drop_task(self.folder, name)
+        self.follow()
 
     def rename(self, name: str, new: str) -> None:
         """Give a task another name."""
         check_task_name(new)
-        with writing(self.folder):
-            self._reload()
-            task = self.model.tasks[name]
-            if new in self.model.tasks:
-                raise UsageError(f"{self.folder} has a task {new!r} already: choose another name, or drop it first")
-            self.model.remove_task(name)
-            task.name = new
-            self.model.restore_tasks([task], None, True)
-            self._save()
+        rename_task(self.folder, name, new)
+        self.follow()
+
+    def follow(self) -> None:
+        """Take over what other processes have changed in the folder."""
+        self.model.follow()
+        self.model.eval()
 
     def copy(self, name: str, other: str | os.PathLike[str], new: str | None = None) -> Zoo:
         """Copy a task to another zoo with the same base, which is made if there is none."""
@@ -234,6 +233,8 @@ class Zoo:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "task.safetensors"
             self.model.save_task(name, file)
+            if is_zoo(target):
+                check_base(read_task_about(file), target, str(self.folder))
             return add_file(target, file, new, open_zoo(self.folder, device="cpu"))
 
     def export(self, path: str | os.PathLike[str], tasks: Sequence[str], style: str = "merged") -> None:
@@ -241,16 +242,6 @@ class Zoo:
         import rkr
 
         rkr.export(self.model, path, tasks=list(tasks), style=style)
-
-    def _reload(self) -> None:
-        """Take over what other processes have saved."""
-        self.model = load(self.folder, self.model.network)
-        self.tasks, self._rule = Tasks(self.model), None
-        self.model.eval()
-
-    def _save(self) -> None:
-        self.model.save(self.folder)
-        self._rule = None
 
 
 def open_zoo(folder: str | os.PathLike[str], network: nn.Module | None = None, device: str | None = None) -> Zoo:
@@ -296,30 +287,36 @@ def check_task_name(name: str) -> str:
     return name
 
 
-def add_file(folder: Path, file: Path, name: str, like: Zoo | None = None) -> Zoo:
-    """Add a task file to a zoo, under a name. Without a zoo there, one is made with the base of `like`."""
+def check_base(stated: TaskAbout, folder: Path, source: str) -> None:
+    """Refuse a task that does not belong to the base of a model folder."""
+    there = read_about(folder)
+    if stated.base != there.base:
+        described = stated.about.get("network")
+        made_for = f"; it was made for {described.get('backbone')}" if isinstance(described, Mapping) else ""
+        raise FileError(
+            f"{source}: its task belongs to another base network (fingerprint {stated.base[:12]}, that of {folder} "
+            f"is {there.base[:12]}): choose another model folder{made_for}"
+        )
+    if stated.rank != there.options.rank:
+        raise FileError(f"{source}: its task has rank {stated.rank}, those of {folder} have {there.options.rank}")
+
+
+def add_file(folder: Path, file: Path, name: str, base: Zoo) -> Zoo:
+    """Add a task file to a model folder, under a name. Without one there, it is made with the base of `base`."""
     check_task_name(name)
-    if not is_zoo(folder) and like is None:
-        raise FileError(f"{folder}: not a saved model: there is no {INDEX}")
-    new = not is_zoo(folder)
-    with writing(folder):
-        if new:
-            assert like is not None
-            zoo = Zoo(folder, like.model, like.preparation)
-            for other in list(zoo.tasks):
-                zoo.model.remove_task(other)
-        else:
-            zoo = open_zoo(folder)
-        if name in zoo.tasks:
-            raise UsageError(f"{folder} has a task {name!r} already: choose another name, or drop it first")
-        zoo.model.load_task(file, name)
-        zoo._save()
-    return zoo
+    if not is_zoo(folder):
+        for other in list(base.tasks):
+            base.model.remove_task(other)
+        base.model.load_task(file, name)
+        base.model.save(folder)
+    else:
+        add_task_file(folder, file, name)
+    return open_zoo(folder)
 
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Be the only one who changes a zoo. A folder that is made for it goes again if it stays empty."""
+    """Be the only one who learns in a zoo. A folder that is made for it goes again if it stays empty."""
     made = [p for p in (folder, *folder.parents) if not p.exists()]
     lock_folder = folder / LEARNING
     try:
@@ -327,9 +324,7 @@ def writing(folder: Path) -> Iterator[None]:
         lock = FileLock(lock_folder / "lock", timeout=0)
         lock.acquire()
     except Timeout:
-        raise UsageError(
-            f"{folder}: another process is learning or changing tasks there: wait for it, or stop it"
-        ) from None
+        raise UsageError(f"{folder}: another process is learning a task there: wait for it, or stop it") from None
     except (OSError, ValueError) as error:
         raise FileError(f"{folder}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
     try:
