@@ -122,7 +122,7 @@ def test_an_interrupted_lesson_goes_on_to_the_same_bits(
     zoo = rkr.learn(pictures / "shapes", tmp_path / "zoo", watch=resumed.append, **{**QUICK, "epochs": 4})
     assert [e.epoch for e in resumed if isinstance(e, EpochEnd)] == list(range(epoch + 1, 4))
     assert zoo.model.fingerprint("shapes") == whole.model.fingerprint("shapes")
-    assert sorted(os.listdir(tmp_path / "zoo")) == sorted(os.listdir(tmp_path / "whole"))
+    assert not (tmp_path / "zoo/.learning").exists()
 
 
 def test_kill_9_leaves_the_zoo_and_the_same_command_goes_on(pictures: Path, zoo: Path) -> None:
@@ -312,10 +312,10 @@ def test_a_second_writer_is_refused(pictures: Path, zoo: Path, command: Command)
     with writing(zoo):
         code, _, err = command("learn", str(pictures / "colours"), "--model", str(zoo), "--task", "x")
         assert (code, err.count("\n")) == (2, 1)
-        assert "another process is learning or changing tasks there" in err
-        with pytest.raises(UsageError, match="another process"):
-            rkr.open(zoo).drop("colours")
-    assert content(zoo) == before
+        assert "another process is learning a task there" in err
+        rkr.open(zoo).rename("shapes", "forms")  # which harms nobody
+    assert rkr.open(zoo).tasks["forms"].pictures == 42
+    assert {name for name in before if name not in content(zoo)} == {n for n in before if n.startswith("shapes.")}
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), PermissionError(13, "Permission denied")])
@@ -324,7 +324,7 @@ def test_a_full_disk_or_no_permission(
 ) -> None:
     before = content(zoo)
 
-    def refuse(*args: Any) -> None:
+    def refuse(*args: Any, **more: Any) -> None:
         raise error
 
     monkeypatch.setattr(atomic.os, "replace", refuse)

@@ -135,7 +135,11 @@ def _timm(name: str, arguments: dict[str, Any], pretrained: bool, size: int | No
 
 def _torchvision(name: str, arguments: dict[str, Any], pretrained: bool, size: int | None) -> Built:
     models = _module("torchvision.models", f"torchvision:{name}", "torchvision")
-    weights = models.get_model_weights(name).DEFAULT
+    name, _, chosen = name.partition("@")  # mobilenet_v2@IMAGENET1K_V1
+    known = models.get_model_weights(name)
+    if chosen and chosen not in known.__members__:
+        raise UsageError(f"torchvision:{name} has the weights {', '.join(known.__members__)}, not {chosen!r}")
+    weights = known[chosen or "DEFAULT"]
     network = models.get_model(name, weights=weights if pretrained else None, **arguments)
     how = weights.transforms()
     side, resize = (int(v[0] if isinstance(v, list | tuple) else v) for v in (how.crop_size, how.resize_size))

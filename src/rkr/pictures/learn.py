@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import shutil
@@ -17,6 +18,7 @@ from urllib.parse import quote
 import torch
 
 from rkr.core import RectifiedModel
+from rkr.core.index import LOCK
 from rkr.core.infer import describe
 from rkr.core.zoo import add_task_file, read_about
 from rkr.data import Pictures
@@ -138,7 +140,7 @@ def prepare(
     if folder.exists() and not folder.is_dir():
         raise FileError(f"{folder}: is a file; --model needs a folder")
     if new:
-        others = [p.name for p in folder.iterdir() if p.name != LEARNING] if folder.is_dir() else []
+        others = [p.name for p in folder.iterdir() if p.name not in (LEARNING, LOCK)] if folder.is_dir() else []
         if others:
             raise FileError(
                 f"{folder}: is not a saved model, but has files ({others[0]}): give a new folder for --model"
@@ -265,6 +267,8 @@ def _learn(
             raise
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
+            if request.new:
+                _remove_unfinished(request.folder)
             raise
         shutil.rmtree(folder, ignore_errors=True)
     if not request.new:
@@ -273,6 +277,16 @@ def _learn(
         zoo.left_out = left
     zoo.model.eval()
     return zoo
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """What a new zoo has got before its index could be written."""
+    if is_zoo(folder):
+        return
+    for path in folder.iterdir():
+        if path.name != LEARNING:
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def default_precision(accelerator: str) -> str | None:
