@@ -179,7 +179,7 @@ def test_the_base_is_compared_first(zoo: rkr.Zoo, tmp_path: Path) -> None:
 
 def test_other_people_s_functions_are_not_called(zoo: rkr.Zoo, tmp_path: Path) -> None:
     push(zoo, "colours", folder=tmp_path / "repository")
-    with pytest.raises(UsageError, match="the function helpers.pictures:tiny, which is not called for you"):
+    with pytest.raises(UsageError, match=r"the function helpers.pictures:tiny, which is not called for you"):
         pull(str(tmp_path / "repository"), tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
@@ -191,7 +191,7 @@ def test_bad_calls(zoo: rkr.Zoo, tmp_path: Path) -> None:
         push(zoo, "colours", "birds")
     with pytest.raises(UsageError, match="no task is named 'x'"):
         push(zoo, "x", folder=tmp_path)
-    with pytest.raises(FileError, match="has no task.safetensors"):
+    with pytest.raises(FileError, match=r"has no task.safetensors"):
         pull(str(tmp_path), tmp_path / "zoo")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -165,7 +166,7 @@ def _transformers(name: str, arguments: dict[str, Any], pretrained: bool, size: 
     if pretrained:
         model = transformers.AutoModelForImageClassification.from_pretrained(name)
         processor = transformers.AutoImageProcessor.from_pretrained(name, backend="pil").to_dict()
-        config = model.config.to_dict()
+        config = json.loads(json.dumps(model.config.to_dict()))  # keys that are numbers become text
         preparation = _resized(_from_processor(processor), size)
         config.pop("_name_or_path", None)
         arguments = {"config": config, "preparation": preparation.to_json()}
