@@ -62,7 +62,7 @@ shapes = [v.shape for v in again.network.state_dict().values()] == [v.shape for 
 config = timm.data.resolve_model_data_config(net)
 from PIL import Image
 rows, columns = torch.meshgrid(torch.arange(260.), torch.arange(300.), indexing="ij")
-waves = torch.stack([(rows / 9).sin(), (columns / 11).cos(), ((rows + columns) / 17).sin()], 2)
+waves = torch.stack([(rows / 29).sin(), (columns / 31).cos(), ((rows + columns) / 47).sin()], 2)
 image = Image.fromarray((127 + 120 * waves).byte().numpy())
 theirs = timm.data.create_transform(**config)(image)
 ours = built.preparation.normalised(built.preparation.centre(built.preparation.square(image)[None]))[0]

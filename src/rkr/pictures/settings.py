@@ -35,7 +35,7 @@ class Settings:
     """
 
     rank: int = RANK
-    epochs: int = 8
+    epochs: int = 6
     batch: int = 32
     lr: float = 3e-4
     factor_lr: float = 3.0
