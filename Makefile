@@ -41,10 +41,13 @@ clean: ## remove the virtual environment, caches and builds
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(DEV): pyproject.toml constraints.txt
+$(DEV): pyproject.toml constraints.txt tests/vision.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) $(TORCH)
 	$(PIP) -e '.[test]'
+	rm -rf $(VENV)/vision
+	$(PIP) --no-deps --target $(VENV)/vision -r tests/vision.txt \
+		|| { rm -rf $(VENV)/vision; echo 'torchvision and timm could not be installed: their tests are skipped'; }
 	@touch $@
 
 $(BENCH): $(DEV) benchmarks/avalanche.txt

@@ -1,5 +1,5 @@
 """`make bench`: all measurements, or the ones named (steps, serving, growth, memory, epochs, workers, methods,
-zeroshot, fisher)."""
+zeroshot, fisher, pictures)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import fisher
 import growth
 import memory
 import methods
+import pictures
 import serving
 import steps
 import torch
@@ -31,6 +32,7 @@ SECTIONS = {
     "methods": methods.run,
     "zeroshot": zeroshot.run,
     "fisher": fisher.run,
+    "pictures": pictures.run,
 }
 
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from rkr.core.options import Options
     from rkr.experiment.learned import load_learner
     from rkr.methods.learner import Learner
+    from rkr.pictures.learn import learn
+    from rkr.pictures.zoo import Zoo
+    from rkr.pictures.zoo import open_zoo as open
     from rkr.registry import register
     from rkr.report.frame import results
 
@@ -27,9 +30,12 @@ __all__ = [
     "RectifiedModel",
     "RkrError",
     "UsageError",
+    "Zoo",
+    "learn",
     "load",
     "load_learner",
     "networks",
+    "open",
     "rectify",
     "register",
     "results",
@@ -41,8 +47,11 @@ _PLACES = {
     "Learner": "rkr.methods.learner",
     "Options": "rkr.core.options",
     "RectifiedModel": "rkr.core.model",
+    "Zoo": "rkr.pictures.zoo",
+    "learn": "rkr.pictures.learn",
     "load": "rkr.core.model",
     "load_learner": "rkr.experiment.learned",
+    "open": "rkr.pictures.zoo:open_zoo",
     "rectify": "rkr.core.model",
     "register": "rkr.registry",
     "results": "rkr.report.frame",
@@ -53,7 +62,8 @@ def __getattr__(name: str) -> Any:
     if name == "networks":
         return import_module("rkr.networks")
     if name in _PLACES:
-        value = getattr(import_module(_PLACES[name]), name)
+        module, _, attribute = _PLACES[name].partition(":")
+        value = getattr(import_module(module), attribute or name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'rkr' has no attribute {name!r}")

@@ -15,7 +15,22 @@ from typing import Annotated, Any
 
 import typer
 
-from rkr.cli import compare, cost, demo, features, report, reproduce, run, tune
+from rkr.cli import (
+    compare,
+    cost,
+    demo,
+    evaluate,
+    export,
+    features,
+    hub,
+    learn,
+    predict,
+    report,
+    reproduce,
+    run,
+    tasks,
+    tune,
+)
 from rkr.cli import list as list_
 from rkr.errors import DataWarning, PluginWarning, RkrError
 from rkr.importing import importable
@@ -38,7 +53,14 @@ def _add(command: Callable[..., None], name: str, panel: str, *examples: str) ->
     app.command(name, rich_help_panel=panel, epilog=epilog)(command)
 
 
-TRAIN, RESULTS, LOOK_UP = "Train and test", "Read results", "Look up"
+OWN, TRAIN, RESULTS, LOOK_UP = "Your own pictures", "Train and test", "Read results", "Look up"
+_add(learn.learn, "learn", OWN, *learn.EXAMPLES)
+_add(predict.predict, "predict", OWN, *predict.EXAMPLES)
+_add(tasks.tasks, "tasks", OWN, *tasks.EXAMPLES)
+_add(evaluate.evaluate, "evaluate", OWN, *evaluate.EXAMPLES)
+_add(export.export, "export", OWN, *export.EXAMPLES)
+_add(hub.push, "push", OWN, *hub.PUSH_EXAMPLES)
+_add(hub.pull, "pull", OWN, *hub.PULL_EXAMPLES)
 _add(demo.demo, "demo", TRAIN, "rkr demo")
 _add(run.run, "run", TRAIN, *run.EXAMPLES)
 _add(reproduce.reproduce, "reproduce", TRAIN, *reproduce.EXAMPLES)

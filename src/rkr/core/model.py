@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
 
-from rkr.core import cost, files, merging, mixed, zoo
+from rkr.core import cost, files, merging, mixed, statistics, zoo
 from rkr.core.adapters import Adapter, NormLayer, TargetLayer
 from rkr.core.adapters.norm import norm_parameters
 from rkr.core.arguments import check_name, class_list
@@ -296,6 +296,17 @@ class RectifiedModel(nn.Module):
         self.check_layers()
         self.tasks.in_memory(name)  # there is one
         return View(self, name)
+
+    def estimate_statistics(self, batches: Iterable[Any]) -> int:
+        """Estimate the running statistics of the task in use anew, by one pass over inputs of the task.
+
+        To be called after training: BatchNorm's momentum can leave the statistics near those of the base. Other tasks
+        and all parameters stay as they are. Returns the number of layers.
+
+        Args:
+            batches: Inputs; of tuples the first element is taken, mappings are passed as keyword arguments.
+        """
+        return statistics.estimate(self, batches)
 
     def merged(self, name: str) -> nn.Module:
         """A plain copy of your network that computes what the task computes, with the same keys.

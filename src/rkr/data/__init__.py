@@ -4,7 +4,7 @@ from rkr.data.augment import Augment
 from rkr.data.batches import Batches
 from rkr.data.sources import load_source, missing_data
 from rkr.data.streams import APD_ORDERS, mnist_then, split, split_cifar
-from rkr.data.task import Features, ImageFiles, Images, Source, Stream, Task, Training
+from rkr.data.task import Features, ImageFiles, Images, Pictures, Source, Stream, Task, Training
 from rkr.data.xlsa17 import load_xlsa17
 from rkr.data.zeroshot import ZeroShotSource, validation_source, zero_shot_stream
 
@@ -15,6 +15,7 @@ __all__ = [
     "Features",
     "ImageFiles",
     "Images",
+    "Pictures",
     "Source",
     "Stream",
     "Task",

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from rkr.data import augment as augmentation
-from rkr.data.augment import Augment, Draws
+from rkr.data.augment import Augment, Crops, Draws
 from rkr.data.decode import decoded
-from rkr.data.task import Features, ImageFiles, Images, Samples
+from rkr.data.task import Features, ImageFiles, Images, Pictures, Samples
 from rkr.errors import UsageError
 
 
@@ -57,6 +57,10 @@ class Batches:
             raise UsageError("features cannot be augmented")
         if augment is not None and augment.rotate and isinstance(samples, ImageFiles):
             raise UsageError("image files cannot be rotated: set rotate to 0")
+        if augment is not None and isinstance(samples, Pictures) and (augment.rotate or augment.pad):
+            raise UsageError("pictures are neither padded nor rotated: set pad and rotate to 0")
+        if augment is not None and augment.zoom and not isinstance(samples, Pictures):
+            raise UsageError("only pictures are zoomed: set zoom to 0")
         if afresh and (seed is None or not isinstance(samples, Features)):
             raise UsageError("afresh needs features and a seed")
         self.samples, self.batch, self.seed, self.augment, self.afresh = samples, batch, seed, augment, afresh
@@ -88,6 +92,8 @@ class Batches:
             raise UsageError(f"epoch {epoch} has no batch {start}: there are {len(self)}")
         if isinstance(self.samples, ImageFiles):
             yield from self._from_files(self.samples, epoch, start, step)
+        elif isinstance(self.samples, Pictures):
+            yield from self._from_pictures(self.samples, epoch, start, step)
         elif isinstance(self.samples, Features):
             yield from self._from_features(self.samples, epoch, start, step)
         else:
@@ -112,6 +118,21 @@ class Batches:
             if draws is not None and self.augment is not None:
                 x = augmentation.apply(x, draws[share].to(self.device), self.augment)
             yield self._normalised(x), images.y[index].to(self.device)
+
+    def _from_pictures(self, pictures: Pictures, epoch: int, start: int, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        generator, n, size = self._generator(epoch), len(pictures), pictures.size
+        order = torch.arange(n) if generator is None else torch.randperm(n, generator=generator)
+        crops = None
+        if self.augment is not None and generator is not None:
+            crops = Crops.draw(n, self.augment, size / pictures.store.side, generator)
+        first = (pictures.store.side - size) // 2
+        centre = slice(first, first + size)
+        for k in range(start, len(self), step):
+            share = self._share(k)
+            index = order[share]
+            x = pictures.read(index).to(self.device)
+            x = x[:, :, centre, centre] if crops is None else crops[share].cut(x, size)
+            yield self._normalised(x), pictures.y[index].to(self.device)
 
     def _from_features(self, features: Features, epoch: int, start: int, step: int) -> Iterator[tuple[Tensor, Tensor]]:
         generator, n = self._generator(epoch), len(features)

@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -128,7 +128,58 @@ class Features:
         return h.hexdigest()
 
 
-Samples = Images | ImageFiles | Features
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """Pictures decoded to squares, a little larger than what the network sees, so that crops can be drawn from them.
+
+    The squares may lie in memory, in a file, or be decoded when they are read: `store` decides.
+    """
+
+    store: PictureStore
+    rows: Tensor  # int64 (N,), numbers in the store
+    y: Tensor  # int64 (N,)
+    size: int  # height and width of what the network sees: the centre, or a random crop
+
+    def __post_init__(self) -> None:
+        _check_labels(self.y, len(self.rows))
+        if not 1 <= self.size <= self.store.side:
+            raise UsageError(f"size must be 1 to {self.store.side} pixels, not {self.size}")
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height, width of what the network sees."""
+        return (3, self.size, self.size)
+
+    def read(self, index: Tensor) -> Tensor:
+        """Some squares: uint8 (B, 3, R, R)."""
+        return self.store.read(self.rows[index])
+
+    def take(self, index: Tensor, labels: Tensor | None = None) -> Pictures:
+        """Select some pictures, with new labels if given."""
+        return Pictures(self.store, self.rows[index], self.y[index] if labels is None else labels, self.size)
+
+    def digest(self) -> str:
+        """SHA-256 of the files' content and the labels."""
+        h = hashlib.sha256(f"pictures {self.size} {self.store.side} {len(self)}".encode())
+        h.update(b"\0".join(self.store.names[row] for row in self.rows.tolist()))
+        h.update(_raw(self.y))
+        return h.hexdigest()
+
+
+class PictureStore(Protocol):
+    """Where the squares of `Pictures` come from."""
+
+    side: int  # R
+    names: Sequence[bytes]  # identify the content of each picture
+
+    def read(self, rows: Tensor) -> Tensor:
+        """uint8 (B, 3, R, R)."""
+
+
+Samples = Images | ImageFiles | Features | Pictures
 
 
 def joined(parts: Sequence[Samples]) -> Samples:
@@ -139,6 +190,9 @@ def joined(parts: Sequence[Samples]) -> Samples:
     for kind in (Images, Features):
         if all(isinstance(part, kind) for part in parts):
             return kind(torch.cat([part.x for part in parts if isinstance(part, kind)]), y)
+    pictures = [part for part in parts if isinstance(part, Pictures)]
+    if len(pictures) == len(parts) and len({(id(part.store), part.size) for part in pictures}) == 1:
+        return Pictures(pictures[0].store, torch.cat([part.rows for part in pictures]), y, pictures[0].size)
     files = [part for part in parts if isinstance(part, ImageFiles)]
     if len(files) < len(parts) or len({(part.root, part.size) for part in files}) > 1:
         raise UsageError("samples of different kinds or folders cannot be joined")

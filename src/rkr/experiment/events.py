@@ -40,6 +40,15 @@ class Started(Event):
 
 
 @dataclass(frozen=True)
+class Preparing(Event):
+    """Something is done before training, such as reading pictures."""
+
+    what: str
+    count: int
+    total: int
+
+
+@dataclass(frozen=True)
 class Progress(Event):
     """Within an epoch, at most a few times a second. Loss and accuracy are of the epoch's training images so far."""
 
@@ -138,7 +147,8 @@ def _kind(event: type[Event]) -> str:
 
 
 KINDS: dict[str, type[Event]] = {
-    _kind(kind): kind for kind in (Started, Progress, EpochEnd, CandidateEnd, TaskEnd, Finished, Stopped, Failed)
+    _kind(kind): kind
+    for kind in (Started, Preparing, Progress, EpochEnd, CandidateEnd, TaskEnd, Finished, Stopped, Failed)
 }
 
 

@@ -106,6 +106,10 @@ class Loop:
         """The share of all training that is done, from the share of the task's training."""
         raise NotImplementedError
 
+    def _enough(self) -> bool:
+        """Whether to end the phase before all of its epochs are over."""
+        return False
+
     # -- the loop -----------------------------------------------------------------------------------------
 
     def _learn(self, state: dict[str, Any] | None) -> None:
@@ -127,7 +131,7 @@ class Loop:
                 _set_rng(state["rng"][self.fabric.global_rank % len(state["rng"])])
             state = None
             batches = self._batches()
-            while at.epoch < self._epochs(phase):
+            while at.epoch < self._epochs(phase) and not self._enough():
                 self._train_epoch(phase, batches, started)
                 if at.epoch == self._epochs(phase):
                     self._save_or_stop(started, save=True)  # the method's next step can take long
@@ -138,14 +142,14 @@ class Loop:
     def _train_epoch(self, phase: Phase, batches: Batches, started: float) -> None:
         learner, optimizer, at, fabric = self._learner, self._optimizer, self._at, self.fabric
         assert optimizer is not None
-        lr = self._rate(phase, at.epoch)
-        for group in optimizer.param_groups:
-            group["lr"] = lr
         trained = [p for group in optimizer.param_groups for p in group["params"]]
         learner.train()
         learner.begin_epoch(at.epoch / self._epochs(phase))
         epoch_began = time.monotonic()
         for x, y in batches.iter_from(at.epoch, at.batch):
+            lr = self._rate(phase, at.epoch + at.batch / len(batches))
+            for group in optimizer.param_groups:
+                group["lr"] = lr * group.get("lr_factor", 1.0)
             size = learner.whole_batch = batches.size(at.batch)
             share = len(y) / size
             if not share:  # a small last batch: this process joins the sums with a placeholder
@@ -165,7 +169,7 @@ class Loop:
             self._between_batches(len(batches), started)
         if at.batch < len(batches):
             raise RkrError(f"task {learner.task.name!r}: batches ran out before the epoch's end")
-        self._end_epoch(lr, phase, time.monotonic() - epoch_began)
+        self._end_epoch(self._rate(phase, at.epoch), phase, time.monotonic() - epoch_began)
 
     def _between_batches(self, batches: int, started: float) -> None:
         now = time.monotonic()
@@ -304,9 +308,10 @@ class Loop:
             return phase.epochs
         return max(1, round(self.spec.training.epochs * phase.share))
 
-    def _rate(self, phase: Phase, epoch: int) -> float:
+    def _rate(self, phase: Phase, epoch: float) -> float:
+        """The learning rate of a batch; `epoch` has the share of the epoch that is over."""
         s = self.spec.training
-        passed = sum(epoch >= milestone * phase.share for milestone in s.milestones)
+        passed = sum(int(epoch) >= milestone * phase.share for milestone in s.milestones)
         return s.lr * phase.lr_factor * s.gamma**passed
 
     def _batches(self) -> Batches:

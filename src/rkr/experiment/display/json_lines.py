@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable
 from typing import Any, TextIO, get_type_hints
 
 from rkr.experiment.display.base import Display
-from rkr.experiment.events import KINDS, Event, Progress, Watch, from_json
+from rkr.experiment.events import KINDS, Event, Preparing, Progress, Watch, from_json
 
 
 class JsonLines(Display):
-    """An object per event, one to a line, each written at once. Of `Progress`, one per `every` seconds and run."""
+    """An object per event, one to a line, each written at once. One per `every` seconds and run of
+    `Progress` and `Preparing`."""
 
     def __init__(
         self, stream: TextIO | None = None, every: float = 1.0, clock: Callable[[], float] = time.monotonic
@@ -22,10 +23,10 @@ class JsonLines(Display):
         super().__init__()
         self._stream = sys.stdout if stream is None else stream
         self._every, self._clock = every, clock
-        self._last: dict[str, float] = {}  # by run: when a Progress was written
+        self._last: dict[str, float] = {}  # by run: when one of these was written
 
     def show(self, event: Event) -> None:
-        if isinstance(event, Progress):
+        if isinstance(event, Progress | Preparing):
             now = self._clock()
             if now - self._last.get(event.run, -math.inf) < self._every:
                 return

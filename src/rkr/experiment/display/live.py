@@ -16,7 +16,18 @@ from rich.text import Text
 
 from rkr.experiment.display import text
 from rkr.experiment.display.base import Display
-from rkr.experiment.events import CandidateEnd, EpochEnd, Event, Failed, Finished, Progress, Started, Stopped, TaskEnd
+from rkr.experiment.events import (
+    CandidateEnd,
+    EpochEnd,
+    Event,
+    Failed,
+    Finished,
+    Preparing,
+    Progress,
+    Started,
+    Stopped,
+    TaskEnd,
+)
 
 
 @dataclass(frozen=True)
@@ -36,6 +47,7 @@ class _Row:
     round: tuple[int, int] = (0, 0)  # which (1, 2, ...) of how many
     candidates: int = 0  # of the round; 0: the task is trained as it is
     trying: tuple[int, ...] = ()  # the candidates under way
+    preparing: str = ""  # what is done before training
 
 
 class Live(Display):
@@ -79,12 +91,21 @@ class Live(Display):
         if isinstance(event, Started):
             done = ((event.number - 1) + event.epoch / max(event.epochs, 1)) / max(len(event.tasks), 1)
             self._rows[event.run] = replace(
-                row, tasks=len(event.tasks), number=event.number, epochs=event.epochs, epoch=event.epoch, done=done
+                row,
+                preparing="",
+                tasks=len(event.tasks),
+                number=event.number,
+                epochs=event.epochs,
+                epoch=event.epoch,
+                done=done,
             )
             if event.resumed:
                 self._print(text.started(event))
+        elif isinstance(event, Preparing):
+            done = event.count / max(event.total, 1)
+            self._rows[event.run] = replace(row, preparing=f"{event.what} {event.count}/{event.total}", done=done)
         elif isinstance(event, Progress | EpochEnd):
-            row = replace(row, number=event.number, epochs=event.epochs, epoch=event.epoch)
+            row = replace(row, preparing="", number=event.number, epochs=event.epochs, epoch=event.epoch)
             row = replace(row, loss=event.loss, accuracy=event.accuracy)
             if isinstance(event, Progress):
                 row = replace(row, done=event.done, left=event.seconds_left, testing=False)
@@ -186,6 +207,8 @@ def layout(rows: Sequence[_Row], width: int, unicode: bool = True) -> list[Text]
 
 def _cells(row: _Row, short: bool) -> dict[str, str]:
     """The columns after the bar, in words or `short`; empty where there is nothing to say yet."""
+    if row.preparing:
+        return dict.fromkeys(("task", "candidate", "loss", "accuracy", "left"), "") | {"epoch": row.preparing}
     task = text.of(row.number, row.tasks)
     epoch = text.of(row.epoch + 1, row.epochs)
     left = "" if row.left is None else text.duration(row.left)

@@ -10,7 +10,18 @@ from typing import TextIO
 
 from rkr.experiment.display import text
 from rkr.experiment.display.base import Display
-from rkr.experiment.events import CandidateEnd, EpochEnd, Event, Failed, Finished, Progress, Started, Stopped, TaskEnd
+from rkr.experiment.events import (
+    CandidateEnd,
+    EpochEnd,
+    Event,
+    Failed,
+    Finished,
+    Preparing,
+    Progress,
+    Started,
+    Stopped,
+    TaskEnd,
+)
 
 
 @dataclass
@@ -43,6 +54,9 @@ class Plain(Display):
         if isinstance(event, Started):
             run.tasks, run.epochs = len(event.tasks), event.epochs
             self._write(run, text.started(event))
+        elif isinstance(event, Preparing):
+            if waited >= self._every and event.count < event.total:
+                self._write(run, text.one_line(f"{event.run}: {event.what} {event.count}/{event.total}"))
         elif isinstance(event, Progress):
             run.left = event.seconds_left
             # The last 15 % of an epoch this long take about `every`: its own line does not follow sooner.

@@ -1,0 +1,220 @@
+"""Which task a sample belongs to, from the base's own features: one pass of the base for any number of tasks.
+
+The task with the nearest class mean is chosen, under one covariance that all tasks share (Mensink et al., TPAMI 2013;
+Lee et al., NeurIPS 2018). Features are compressed by a signed square root and scaled to length 1 first, which makes
+classes rounder (FeCAM, Goswami et al., NeurIPS 2023, uses a power transform too).
+
+Each task keeps a `Description`, made from its training part alone: class means, the main directions in which samples of
+a class differ, and how far samples lie from their nearest class mean. The shared covariance is put together from the
+descriptions at hand, so it needs no file of its own, does not depend on the order of tasks, and a task taken from
+elsewhere brings its part. Whether a sample is like none of the tasks is decided by the plain distance, whose quantiles
+are the task's own and do not change when tasks are added.
+
+Functions on tensors only: nothing here knows models or files.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rkr.errors import UsageError
+
+DIRECTIONS = 16  # of the scatter within classes, that a description keeps
+SHRINKAGE = 0.3  # of the shared covariance towards a multiple of the identity
+TEMPERATURE = 0.02  # for each dimension of the features: makes distances into probabilities
+QUANTILES = 101  # of distances: 0, 1, ..., 100 %
+MEANS_BYTES = 400_000  # of the class means of a task
+FALSE_ALARMS = 0.05  # share of a task's own samples that may be called none of the tasks
+
+
+@dataclass(frozen=True, eq=False)
+class Description:
+    """What a task keeps so that it can be inferred.
+
+    Attributes:
+        means: Of each class's embedded features, float16 (C, D); where there are very many, of groups of classes.
+        directions: Main directions of the scatter within classes, float16 (r, D).
+        variances: Along these, float32 (r,).
+        rest: Mean variance along all others.
+        samples: How many samples the scatter is from.
+        quantiles: Of the squared distance from a sample to the nearest class mean, the sample itself left out of its
+            class's mean: float32 (101,).
+    """
+
+    means: Tensor
+    directions: Tensor
+    variances: Tensor
+    rest: float
+    samples: int
+    quantiles: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(t.nbytes for t in (self.means, self.directions, self.variances, self.quantiles))
+
+    def threshold(self, false_alarms: float) -> float:
+        """The squared distance that this share of the task's own samples exceeds."""
+        if not 0 < false_alarms < 1:
+            raise UsageError(f"the false-alarm rate must be a share between 0 and 1, not {false_alarms}")
+        place = (1 - false_alarms) * (len(self.quantiles) - 1)
+        low = int(place)
+        high = min(low + 1, len(self.quantiles) - 1)
+        return float(torch.lerp(self.quantiles[low], self.quantiles[high], place - low))
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values; tensors in base64."""
+        tensors = {name: _packed(getattr(self, name)) for name in ("means", "directions", "variances", "quantiles")}
+        return {**tensors, "rest": self.rest, "samples": self.samples}
+
+    @classmethod
+    def from_json(cls, values: Any) -> Description:
+        """From `to_json`; UsageError if something is wrong."""
+        try:
+            names = ("means", "directions", "variances", "quantiles")
+            tensors = {name: _unpacked(values[name]) for name in names}
+            found = cls(**tensors, rest=float(values["rest"]), samples=int(values["samples"]))
+            r, d = found.directions.shape
+            fits = found.means.dim() == 2 and found.means.shape[1] == d and found.variances.shape == (r,)
+            fits = fits and found.quantiles.shape == (QUANTILES,) and found.samples > 0
+            if not fits or not all(bool(t.isfinite().all()) for t in tensors.values()):
+                raise ValueError("its tensors do not fit together")
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise UsageError(f"the description of a task cannot be read: {error}") from error
+        return found
+
+
+def embed(features: Tensor) -> Tensor:
+    """Signed square root, scaled to length 1: (..., D)."""
+    x = features.float()
+    return F.normalize(x.sign() * x.abs().sqrt(), dim=-1)
+
+
+def describe(features: Tensor, y: Tensor, classes: int, directions: int = DIRECTIONS) -> Description:
+    """The description of a task, from the base's features (N, D) of its samples and their classes (N,)."""
+    x = embed(features)
+    counts = torch.bincount(y, minlength=classes)
+    if bool((counts == 0).any()):
+        raise UsageError(f"class {int((counts == 0).nonzero()[0])} has no samples")
+    means = x.new_zeros(classes, x.shape[1]).index_add_(0, y, x) / counts[:, None]
+    centred = x - means[y]
+    freedom = max(len(x) - classes, 1)
+    r = min(directions, *centred.shape)
+    _, singular, basis = torch.linalg.svd(centred, full_matrices=False)
+    variances = singular.square() / freedom  # (min(N, D),)
+    rest = float(variances[r:].sum() / max(x.shape[1] - r, 1))
+    distances = torch.cdist(x, means).square()
+    n = counts[y].float()
+    own = torch.arange(len(x), device=x.device)
+    alone = n < 2  # its class mean is the sample itself: it says nothing of distances
+    # ‖x - m'‖ = n / (n - 1) ‖x - m‖ for the mean m' of the class's other samples.
+    distances[own, y] *= (n / (n - 1).clamp(min=1)).square()
+    nearest = distances.amin(1)[~alone] if bool((~alone).any()) else distances.amin(1)
+    kept = means
+    if len(means) > most_means(x.shape[1]):
+        kept = _grouped(means, most_means(x.shape[1]))
+        nearest = torch.cdist(x, kept).square().amin(1)
+    quantiles = torch.quantile(nearest, torch.linspace(0, 1, QUANTILES, device=x.device))
+    return Description(kept.half().cpu(), basis[:r].half().cpu(), variances[:r].cpu(), rest, len(x), quantiles.cpu())
+
+
+def most_means(width: int) -> int:
+    """How many means a description may have, so that its size is bounded. Class means beyond that are grouped."""
+    return max(MEANS_BYTES // (2 * width), 1)
+
+
+def _grouped(means: Tensor, groups: int, passes: int = 10) -> Tensor:
+    """The centres of so many groups of class means, by k-means from evenly spaced classes: (groups, D)."""
+    centres = means[torch.linspace(0, len(means) - 1, groups).round().long()].clone()
+    for _ in range(passes):
+        group = torch.cdist(means, centres).argmin(1)
+        sums = torch.zeros_like(centres).index_add_(0, group, means)
+        sizes = torch.bincount(group, minlength=groups)[:, None]
+        centres = torch.where(sizes > 0, sums / sizes.clamp(min=1), centres)
+    return centres
+
+
+def shared_covariance(descriptions: Sequence[Description], shrinkage: float = SHRINKAGE) -> Tensor:
+    """The covariance within classes over all tasks, weighted by samples and shrunk to the identity: (D, D)."""
+    d = descriptions[0].means.shape[1]
+    total = sum(one.samples for one in descriptions)
+    found = torch.zeros(d, d)
+    for one in descriptions:
+        v = one.directions.float()
+        weight = one.samples / total
+        found += weight * (v.T * (one.variances - one.rest)) @ v
+        found.diagonal().add_(weight * one.rest)
+    level = found.diagonal().mean().clamp(min=1e-12)
+    return (1 - shrinkage) * found + shrinkage * level * torch.eye(d)
+
+
+@dataclass(frozen=True, eq=False)
+class Inferred:
+    """Which tasks samples belong to.
+
+    Attributes:
+        task: Number of the most probable task, int64 (B,).
+        probability: Of each task, (B, T).
+        none: Whether the sample is unlike all tasks, bool (B,).
+    """
+
+    task: Tensor
+    probability: Tensor
+    none: Tensor
+
+
+class Rule:
+    """Infers the task among some, in their order."""
+
+    def __init__(self, descriptions: Mapping[str, Description]) -> None:
+        if not descriptions:
+            raise UsageError("there is no task to choose from")
+        self.names = tuple(descriptions)
+        self._tasks = tuple(descriptions.values())
+        widths = {one.means.shape[1] for one in self._tasks}
+        if len(widths) > 1:
+            raise UsageError(f"tasks are described by features of different widths: {sorted(widths)}")
+        covariance = shared_covariance(self._tasks)
+        # L with L Lᵀ = covariance⁻¹, so that Mahalanobis distances are plain ones of rows times L.
+        self._whiten = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(covariance)))
+        self._means = torch.cat([one.means.float() for one in self._tasks])  # (sum of C, D)
+        self._whitened = self._means @ self._whiten
+        self._sizes = [len(one.means) for one in self._tasks]
+
+    def __call__(self, features: Tensor, false_alarms: float = FALSE_ALARMS) -> Inferred:
+        """Infer the task of samples from the base's features (B, D).
+
+        Args:
+            features: Of the base, in any device's memory.
+            false_alarms: Share of the tasks' own samples that may be called none of them.
+        """
+        x = embed(features.cpu())
+        distances = _nearest(x @ self._whiten, self._whitened, self._sizes)  # (B, T)
+        probability = torch.softmax(-distances / (2 * TEMPERATURE * x.shape[1]), 1)
+        plain = _nearest(x, self._means, self._sizes)
+        limits = torch.tensor([one.threshold(false_alarms) for one in self._tasks])
+        return Inferred(distances.argmin(1), probability, (plain > limits).all(1))
+
+
+def _nearest(x: Tensor, means: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Squared distance to the nearest class mean of each task: (B, T)."""
+    distances = torch.cdist(x, means).square()
+    return torch.stack([part.amin(1) for part in distances.split(list(sizes), 1)], 1)
+
+
+def _packed(tensor: Tensor) -> dict[str, Any]:
+    data = tensor.contiguous().numpy().tobytes()
+    return {"dtype": str(tensor.dtype)[6:], "shape": list(tensor.shape), "data": base64.b64encode(data).decode()}
+
+
+def _unpacked(values: Mapping[str, Any]) -> Tensor:
+    kinds = {"float16": torch.float16, "float32": torch.float32}
+    data = bytearray(base64.b64decode(values["data"], validate=True))
+    return torch.frombuffer(data, dtype=kinds[values["dtype"]]).view([int(n) for n in values["shape"]])
