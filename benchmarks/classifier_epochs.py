@@ -42,7 +42,8 @@ def curve(learner: ZeroShot, source: ZeroShotSource, number: int, epochs: int) -
         predicted: Tensor = head(latents).argmax(1)
         found.append(100 * harmonic_mean(*unseen_and_seen(predicted, labels, classes, source.unseen)))
 
-    train_classifier(head, z, drawn, learner.classifier_options, epochs, test)
+    options = learner.classifier_options
+    train_classifier(head, z, drawn, options, epochs * options.steps_in_epoch(len(z)), test)
     return found
 
 
@@ -72,10 +73,12 @@ def main() -> None:
             torch.manual_seed(0)
             curves = torch.tensor([curve(learner, source, number, arguments.epochs) for _ in range(arguments.draws)])
             mean = curves.mean(0)
-            ruled = learner.classifier_options.epochs_of(task.name)
+            latents = len(learner.latents_of_attributes(number, source.attributes, source.unseen)[0])
+            options = learner.classifier_options
+            ruled = (options.steps_of(task.name, latents) or 0) / options.steps_in_epoch(latents)
             values = "  ".join(f"{mean[epoch - 1]:.1f}" for epoch in shown)
             best = f"{mean.max():.1f} ({int(mean.argmax()) + 1})"
-            print(f"{result.method} seed {result.seed} {task.name} (run: {ruled})  {values}  {best}", flush=True)
+            print(f"{result.method} seed {result.seed} {task.name} (run: {ruled:.1f})  {values}  {best}", flush=True)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from rkr.registry import methods as methods_of
 from rkr.report.export import with_deviation
 from rkr.report.groups import by_recipe, comparable, flat_options
 from rkr.report.search import search_note
-from rkr.report.summary import NOTHING, Summary, summarise, summary_cells, zero_shot_cells
+from rkr.report.summary import NOTHING, Summary, own_optimizers, summarise, summary_cells, zero_shot_cells
 
 INTRODUCTION = f"""\
 # Results
@@ -154,7 +154,9 @@ def _options(runs: Sequence[Result]) -> list[str]:
             options = flat_options(run.options).items()
             said[run.method] = [f"{name} = {value}" for name, value in options if value != usual.get(name, value)]
     changed = "; ".join(f"{method}: {', '.join(found)}" for method, found in said.items() if found)
-    return ["", f"Non-default options: {changed}."] if changed else []
+    lines = ["", f"Non-default options: {changed}."] if changed else []
+    own = own_optimizers(runs)
+    return [*lines, "", f"With an optimiser of their own: {own}."] if own else lines
 
 
 def _times(runs: Sequence[Result]) -> list[str]:
@@ -189,7 +191,7 @@ def _rate(training: Mapping[str, Any]) -> str:
 
 
 def _zero_shot(runs: Sequence[Result]) -> list[str]:
-    """U, S and H of each dataset (mean and standard deviation over runs), and the epochs of the classifiers."""
+    """U, S and H of each dataset (mean and standard deviation over runs), and how long classifiers are trained."""
     cells = zero_shot_cells(runs)
     if not cells:
         return []
@@ -197,21 +199,25 @@ def _zero_shot(runs: Sequence[Result]) -> list[str]:
     header = ["method", *next(iter(cells.values()))]
     rows = [[method, *map(with_deviation, row.values())] for method, row in cells.items()]
     lines = ["", "After the last task, mean over runs (standard deviation):", "", *markdown_table(header, rows)]
-    epochs: dict[str, list[str]] = {}  # description -> methods; ridge regression has no classifier
+    lengths: dict[str, list[str]] = {}  # description -> methods; ridge regression has no classifier
     for run in runs:
         if classifier := run.settings["options"].get("classifier"):
-            methods = epochs.setdefault(_epochs(classifier["epochs"]), [])
+            methods = lengths.setdefault(_length(classifier), [])
             methods += [run.method] if run.method not in methods else []
-    if epochs:
-        parts = [said if len(epochs) == 1 else f"{', '.join(methods)}: {said}" for said, methods in epochs.items()]
-        lines += ["", f"Classifier epochs: {'; '.join(parts)}."]
+    if lengths:
+        parts = [said if len(lengths) == 1 else f"{', '.join(methods)}: {said}" for said, methods in lengths.items()]
+        lines += ["", f"Classifiers: {'; '.join(parts)}."]
     return lines
 
 
-def _epochs(epochs: Mapping[str, int] | int | str) -> str:
-    if epochs == "validation":
-        return "chosen by the best H on this test"
-    return ", ".join(f"{name} {n}" for name, n in epochs.items()) if isinstance(epochs, Mapping) else str(epochs)
+def _length(classifier: Mapping[str, Any]) -> str:
+    """How long a classifier is trained, in steps or, in runs of earlier versions, in epochs."""
+    unit = "steps" if "steps" in classifier else "epochs"
+    length = classifier[unit]
+    if length == "validation":
+        return f"{unit} with the best H on this test"
+    numbers = ", ".join(f"{name} {n:,}" for name, n in length.items()) if isinstance(length, Mapping) else f"{length:,}"
+    return f"{numbers} {unit}"
 
 
 def _commit(run: Result) -> str:

@@ -179,7 +179,7 @@ class Method(Entry):
         """A learner that has seen nothing yet. `make` is a function, as some methods need several networks."""
         from rkr.validation import plain, sentence
 
-        if hasattr(make, "named_modules"):
+        if hasattr(make, "named_modules") and not isinstance(make, type):
             name = type(make).__name__
             raise UsageError(f"give a function that builds the network, such as lambda: {name}(...), not a network")
         found = self.wrong_option(options)

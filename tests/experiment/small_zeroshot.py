@@ -17,6 +17,7 @@ from rkr.networks import CadaVae
 
 CLASSES, UNSEEN, ATTRIBUTES = (4, 6, 3), ((1,), (0, 5), (2,)), (5, 3, 4)
 CLASSIFIER: dict[str, Any] = {"epochs": 2, "seen": 5, "unseen": 8, "batch": 8}
+STEPS = (4, 8, 4)  # of two epochs: 23, 36 and 18 latents in batches of 8
 METHODS = ("base", "sft", "l1", "l2", "lzsl", "rkr", "original")
 TRAIN, TEST, EPOCHS, BATCHES = 19, 40, 2, 3
 

@@ -25,6 +25,9 @@ consolidate = 2
 [methods.rcl]
 trials = 2
 
+[methods.eft]
+stem = true
+
 [methods.rps-net]
 candidates = 2
 """
@@ -62,6 +65,19 @@ def test_a_loaded_learner_answers_as_it_was_tested(method: str, run_folder_of: C
     assert (capacity.parameters, capacity.bytes) == (counted.parameters, counted.bytes)
     made_for_it = method in ("icarl", "rps-net")
     assert [row is not None for row in result.agnostic] == [made_for_it] * (len(result.tasks) - 1) + [True]
+
+
+def test_an_option_that_came_later_is_what_it_was(run_folder_of: Callable[..., Path]) -> None:
+    """EFT transformed the first convolution too before there was a choice."""
+    folder = run_folder_of("eft")
+    wanted = rkr.load_learner(folder).state_dict()
+    assert "model.tasks.digits-1.conv1.spatial" in wanted
+    record = json.loads((folder / "run.json").read_text())
+    assert record["settings"]["options"].pop("stem") is True
+    (folder / "run.json").write_text(json.dumps(record))
+    found = rkr.load_learner(folder).state_dict()
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[key], wanted[key]) for key in wanted)
 
 
 def test_what_was_learned_so_far(run_folder_of: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:

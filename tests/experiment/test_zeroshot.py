@@ -17,7 +17,7 @@ from sklearn.kernel_ridge import KernelRidge  # type: ignore[import-untyped]
 from sklearn.metrics import recall_score  # type: ignore[import-untyped]
 from sklearn.metrics.pairwise import cosine_similarity  # type: ignore[import-untyped]
 from small_runs import FOREVER, Case, execute
-from small_zeroshot import BATCHES, CLASSES, EPOCHS, METHODS, TEST, TRAIN, make_case, make_stream, outcome
+from small_zeroshot import BATCHES, CLASSES, EPOCHS, METHODS, STEPS, TEST, TRAIN, make_case, make_stream, outcome
 from torch import Tensor
 from torch.optim import Adam, Optimizer
 
@@ -73,7 +73,7 @@ def test_what_is_recorded(tmp_path: Path, method: str) -> None:
             assert 0 <= min(u, s) <= h <= max(u, s) <= 1
             assert h == (2 * u * s / (u + s) if u + s else 0)
         assert len(line["H"]) == number
-        assert line["notes"]["classifier_epochs"] == 2
+        assert line["notes"]["classifier_steps"] == STEPS[number - 1]
         assert ("unused_inputs" in line["notes"]) == (method == "lzsl" and number > 1)
         kept = method in ("rkr", "original")
         assert line["unchanged"] is (True if kept else None)
@@ -139,7 +139,7 @@ def test_a_run_folder_is_read(tmp_path: Path) -> None:
     for name, rows in result.measures.items():
         assert rows == tuple(tuple(line[name]) for line in found)
     assert result.matrix == result.measures["H"]
-    assert [notes["classifier_epochs"] for notes in result.notes] == [2, 2, 2]
+    assert [notes["classifier_steps"] for notes in result.notes] == list(STEPS)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -316,13 +316,14 @@ def test_training_is_the_plain_loop(tmp_path: Path) -> None:
         assert torch.allclose(state[f"network.{key}"], p, atol=1e-5)
 
 
-def test_epochs_chosen_on_validation_samples(tmp_path: Path) -> None:
-    chosen = {"classifier": {"epochs": "validation", "longest": 6, "lr": 0.05}}
+def test_steps_chosen_on_validation_samples(tmp_path: Path) -> None:
+    chosen = {"classifier": {"epochs": "validation", "longest": 6, "lr": 0.05}}  # as earlier versions had it
     execute(tmp_path / "chosen", make_case("original", validation=True, **chosen))
-    for line in lines(tmp_path / "chosen", "task"):
+    for line, of_two in zip(lines(tmp_path / "chosen", "task"), STEPS, strict=True):
         curve = line["notes"]["validation_h"]
         assert len(curve) == 6
-        assert line["notes"]["classifier_epochs"] == (curve.index(max(curve)) + 1 if any(curve) else 6)
+        epochs = curve.index(max(curve)) + 1 if any(curve) else 6
+        assert line["notes"]["classifier_steps"] == epochs * of_two // 2
     with pytest.raises(UsageError, match="'set 0' has no validation samples"):
         execute(tmp_path / "none", make_case("original", **chosen))
 

@@ -124,21 +124,23 @@ def test_the_validation_run_comes_first(server: Server, recipe: Path) -> None:
     for method in ("sft", "rkr"):  # each by its own run, and the same rule
         chosen = read_result(root / "small-validation" / method / "fixed")
         assert chosen.finished
-        epochs = {}
+        steps = {}
         for name, notes in zip(chosen.tasks, chosen.notes, strict=True):
             curve = notes["validation_h"]
             assert len(curve) == 5
-            assert notes["classifier_epochs"] == (1 + int(np.argmax(curve)) if any(curve) else 5)
-            epochs[name] = notes["classifier_epochs"]
+            in_epoch = (3 * 10 + 2 * 20) // 32  # latents of 3 seen and 2 held-out classes
+            assert notes["classifier_steps"] == in_epoch * (1 + int(np.argmax(curve)) if any(curve) else 5)
+            steps[name] = notes["classifier_steps"]
         for task in chosen.record["stream"]["tasks"]:
             # Classes 3 and 7 of 2, 3, 4, 6, 7 are held out whole; of the others a fifth of their 10 training rows.
             assert task["unseen"] == [1, 4]
             assert task["images"] == {"train": 24, "validation": 6 + 20, "test": 26}
             assert task["sha256"]["validation"] == task["sha256"]["test"]
         result = read_result(root / "small" / method / "fixed")
-        assert result.settings["options"]["classifier"]["epochs"] == epochs
-        assert result.settings["classifier_epochs"] == "validation"
-        assert {name: n["classifier_epochs"] for name, n in zip(result.tasks, result.notes, strict=True)} == epochs
+        assert result.settings["options"]["classifier"]["steps"] == steps
+        assert "epochs" not in result.settings["options"]["classifier"]
+        assert result.settings["classifier_steps"] == "validation"
+        assert {name: n["classifier_steps"] for name, n in zip(result.tasks, result.notes, strict=True)} == steps
     (summary,) = done.events("summary")
     assert [(m["method"], m["measure"]) for m in summary["methods"]] == [("sft", "H"), ("rkr", "H")]
 
@@ -347,7 +349,8 @@ def test_fixed_epochs_need_no_validation_run(server: Server, recipe: Path) -> No
     assert done.wait() == 0, done.stderr
     assert [event["run"] for event in done.events("finished")] == ["small base fixed"]
     result = read_result(recipe.parent / "a" / "small" / "base" / "fixed")
-    assert [notes["classifier_epochs"] for notes in result.notes] == [2, 3]
+    in_epoch = (5 * 10 + 2 * 20) // 32  # latents of 5 seen and 2 unseen classes
+    assert [notes["classifier_steps"] for notes in result.notes] == [2 * in_epoch, 3 * in_epoch]
 
 
 def test_a_method_without_classifiers_needs_no_validation_run(recipe: Path) -> None:
@@ -396,10 +399,10 @@ def test_what_comes_before(recipe: Path) -> None:
     assert run_plan(first, Execution(threads=1), lambda event: None)
     found = [read_result(first.folder(spec)) for spec in first.specs]
     assert [result.tasks for result in found] == [("ONE",), ("TWO",)]
-    for spec, result in zip(first.before.specs, found, strict=True):  # with the epochs chosen for its order
+    for spec, result in zip(first.before.specs, found, strict=True):  # with the steps chosen for its order
         chosen = read_result(first.before.folder(spec))
         assert chosen.tasks == result.tasks
-        assert chosen.notes[0]["classifier_epochs"] == result.notes[0]["classifier_epochs"]
+        assert chosen.notes[0]["classifier_steps"] == result.notes[0]["classifier_steps"]
     command = runner._command(before, Execution(2), before.specs[0], 1)
     assert "--validation" in command
     assert "--validation" not in runner._command(made, Execution(2), made.specs[0], 1)
@@ -456,9 +459,9 @@ def test_real_data(server: Server, tmp_path: Path) -> None:
     for name in ("H", "U", "S"):  # no forgetting
         final = result.measures[name][-1]
         assert [row[-1] for row in result.measures[name]] == list(final)
-    epochs = result.settings["options"]["classifier"]["epochs"]
+    steps = result.settings["options"]["classifier"]["steps"]
     chosen = read_result(tmp_path / "gzsl-local-validation-1-epochs-limit-2" / "rkr" / "fixed")
-    assert epochs == {n: notes["classifier_epochs"] for n, notes in zip(chosen.tasks, chosen.notes, strict=True)}
+    assert steps == {n: notes["classifier_steps"] for n, notes in zip(chosen.tasks, chosen.notes, strict=True)}
     again = server.cli(*command)
     assert again.wait() == 0, again.stderr
     assert [event["already"] for event in again.events("finished")] == [True, True]

@@ -25,8 +25,9 @@ from rkr.methods.learner import MakeNetwork
 
 
 def build(make: MakeNetwork = make, **options: Any) -> Hnet:
+    """In chunks of 1,000, and as SGD needs it, with which most tests train."""
     torch.manual_seed(0)
-    return cast("Hnet", METHODS["hnet"].build(make, "fc", **{"chunk": 1000, **options}))
+    return cast("Hnet", METHODS["hnet"].build(make, "fc", **{"chunk": 1000, "balance": True, **options}))
 
 
 def sgd(learner: Hnet) -> Optimizer:
@@ -118,6 +119,38 @@ def test_counts_of_the_paper() -> None:
     assert sum(v.numel() for k, v in state.items() if not k.startswith("model.")) == 2 * kept - 32
     assert all(key.rpartition(".")[2] in rkr.core.state.STATISTICS for key in state if key.startswith("model."))
     assert sum(p.untyped_storage().nbytes() for p in learner.model.network.parameters()) == 4 * 95
+
+
+@pytest.mark.parametrize(
+    ("network", "chunk"),
+    [
+        (rkr.networks.lenet, 45_345),  # 3,038,110 / 67
+        (lambda: rkr.networks.resnet32(classes=60), 6_977),  # published: 7,000
+        (lambda: rkr.networks.resnet18(classes=100), 167_465),
+        (rkr.networks.small_cnn, 1_073),  # 71,850 / 67
+    ],
+    ids=["lenet", "resnet32", "resnet18", "small-cnn"],
+)
+def test_67_chunks_of_any_network(network: MakeNetwork, chunk: int) -> None:
+    """So the hypernetwork has 65 / 67 of the network's size, embeddings and rounding aside."""
+    with torch.device("meta"):
+        learner = build(network, chunk=None)
+    weight, bias, chunks = learner.hyper.theta
+    assert (tuple(weight.shape), tuple(bias.shape), tuple(chunks.shape)) == ((chunk, 64), (chunk,), (67, 32))
+    learner.begin(tasks()[0])
+    capacity = learner.capacity()
+    assert capacity.parameters == 65 * chunk + 67 * 32 + 32
+    assert 0 <= 67 * chunk - capacity.network < 67
+    if capacity.network > 400_000:
+        assert 97.0 < capacity.percent < 98.0
+
+
+def test_trains_as_published() -> None:
+    """Adam at 0.001 without weight decay, strengths of the penalty up to 10, and no balance, which is for SGD."""
+    method = METHODS["hnet"]
+    assert method.learner.own_training == {"optimizer": "adam", "lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0}
+    assert (method.options["beta"], method.options["chunk"], method.options["balance"]) == (0.05, None, False)
+    assert (min(method.learner.grid["beta"]), max(method.learner.grid["beta"])) == (0.01, 10.0)
 
 
 def test_optimised_are_theta_and_the_task_s_embedding_alone() -> None:
@@ -420,7 +453,7 @@ def test_goes_on_amid_a_task_bit_for_bit(goes_on: bool) -> None:
     optimizer = sgd(learner)
     train(learner, optimizer)
     torch.manual_seed(5)
-    other = cast("Hnet", METHODS["hnet"].build(make, "fc", chunk=1000, continue_embeddings=goes_on))
+    other = cast("Hnet", METHODS["hnet"].build(make, "fc", chunk=1000, balance=True, continue_embeddings=goes_on))
     for task in tasks():
         other.begin(task)
     other.load_state_dict(copy.deepcopy(learner.state_dict()))

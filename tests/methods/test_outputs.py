@@ -147,15 +147,16 @@ def test_a_network_that_cannot_be_traced_is_refused_with_a_word() -> None:
 def test_what_a_calibration_adds_in_computation() -> None:
     """LeNet puts out 20 x 32 x 32 and 50 x 16 x 16 values of maps, and 1,300 units."""
     assert begun("ccll", rkr.networks.lenet).capacity().multiply_adds == 10_946_000 + 10 * (20480 + 12800) + 1300
-    eft = begun("eft", rkr.networks.lenet).capacity().multiply_adds
-    assert eft == 10_946_000 + (20480 + 12800) * (9 * 5 + 10) + 1300
+    of_all, eft = (begun("eft", rkr.networks.lenet, stem=stem).capacity().multiply_adds for stem in (True, False))
+    assert of_all == 10_946_000 + (20480 + 12800) * (9 * 5 + 10) + 1300
+    assert eft == 10_946_000 + 12800 * (9 * 5 + 10) + 1300
 
 
 # -- EFT ------------------------------------------------------------------------------------------------------
 
 
 def test_eft_transforms_by_two_grouped_convolutions() -> None:
-    learner = begun("eft", lambda: rkr.networks.lenet(10), spatial=8, pointwise=16)
+    learner = begun("eft", lambda: rkr.networks.lenet(10), spatial=8, pointwise=16, stem=True)
     t = tensors(learner, 0)
     assert {k: tuple(v.shape) for k, v in t.items() if k.startswith("conv2")} == {
         "conv2.spatial": (50, 5, 3, 3),
@@ -178,6 +179,25 @@ def test_eft_transforms_by_two_grouped_convolutions() -> None:
             expected[:, part] += F.conv2d(y[:, part], t["conv1.pointwise"][part])
         expected += (t["conv1.spatial_bias"] + t["conv1.pointwise_bias"])[:, None, None]
         torch.testing.assert_close(conv(x), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("stem", [False, True])
+def test_eft_leaves_the_stem_as_it_is(stem: bool) -> None:
+    """As in the authors' ResNet-18, whose other 19 convolutions have groups of 8 and of 16 channels, with biases."""
+    learner = begun("eft", rkr.networks.resnet18, stem=stem)
+    t = tensors(learner, 0)
+    adapted = {key.rpartition(".")[0] for key in t if key.endswith("spatial")}
+    convolutions = {path for path, m in learner.model.network.named_modules() if isinstance(m, nn.Conv2d)}
+    assert len(convolutions) == 20
+    assert convolutions - adapted == (set() if stem else {"conv1"})
+    channels = 4_800 - (0 if stem else 64)
+    numbers = sum(v.numel() for k, v in t.items() if "spatial" in k or "pointwise" in k)
+    assert numbers == channels * (9 * 8 + 16 + 2)
+    if not stem:
+        x, conv = torch.randn(2, 3, 32, 32), learner.model.network.get_submodule("conv1")
+        with torch.no_grad():
+            expected = F.conv2d(x, conv._parameters["weight"], padding=1)  # type: ignore[arg-type]
+            torch.testing.assert_close(conv(x), expected)
 
 
 def test_eft_starts_as_torch_draws_convolutions() -> None:

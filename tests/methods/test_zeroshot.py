@@ -66,7 +66,7 @@ def latents(learner: ZeroShot, number: int) -> tuple[Tensor, Tensor]:
 
 
 def trained_by_autograd(
-    z: Tensor, y: Tensor, classes: int, options: ClassifierOptions, epochs: int, drop: bool
+    z: Tensor, y: Tensor, classes: int, options: ClassifierOptions, epochs: int, drop: bool, steps: int = 10**9
 ) -> nn.Linear:
     head = nn.Linear(z.shape[1], classes)
     nn.init.xavier_uniform_(head.weight, gain=0.5)
@@ -74,8 +74,9 @@ def trained_by_autograd(
     optimizer = Adam(head.parameters(), lr=options.lr, betas=(0.5, 0.999))
     for _ in range(epochs):
         for index in torch.randperm(len(z)).split(options.batch):
-            if drop and len(index) < options.batch:
+            if (drop and len(index) < options.batch) or not steps:
                 continue
+            steps -= 1
             optimizer.zero_grad()
             F.nll_loss(F.log_softmax(head(z[index]), 1), y[index]).backward()
             optimizer.step()
@@ -90,24 +91,33 @@ def test_the_classifier_trains_as_through_autograd(count: int, size: int) -> Non
     head = nn.Linear(LATENT, 6).requires_grad_(False)
     after: list[int] = []
     torch.manual_seed(1)
-    train_classifier(head, z, y, options, 5, after.append)
+    in_epoch = count // size
+    train_classifier(head, z, y, options, 5 * in_epoch, after.append)
     expected = trained_by_autograd_from(1, z, y, options, 5, drop=True)
     assert torch.allclose(head.weight, expected.weight, rtol=0, atol=1e-6)
     assert torch.allclose(head.bias, expected.bias, rtol=0, atol=1e-6)
     assert after == [1, 2, 3, 4, 5]
+    first = head.weight.clone()
+    torch.manual_seed(1)
+    train_classifier(head, z, y, options, 4 * in_epoch + 1, after.append)  # ends within the last epoch
+    assert after[5:] == [1, 2, 3, 4, 5]
+    assert torch.equal(head.weight, first) == (in_epoch == 1)
+    torch.manual_seed(1)
+    expected = trained_by_autograd_from(1, z, y, options, 5, drop=True, steps=4 * in_epoch + 1)
+    assert torch.allclose(head.weight, expected.weight, rtol=0, atol=1e-6)
     with_rest = trained_by_autograd_from(1, z, y, options, 5, drop=False)
-    assert torch.allclose(head.weight, with_rest.weight, atol=1e-5) == (count % size == 0)
+    assert torch.allclose(first, with_rest.weight, atol=1e-5) == (count % size == 0)
 
 
 def trained_by_autograd_from(
-    seed: int, z: Tensor, y: Tensor, options: ClassifierOptions, epochs: int, drop: bool
+    seed: int, z: Tensor, y: Tensor, options: ClassifierOptions, epochs: int, drop: bool, steps: int = 10**9
 ) -> nn.Linear:
     """The same draws as `train_classifier` makes: the start, then a permutation each epoch."""
     real = nn.Linear.reset_parameters
     nn.Linear.reset_parameters = lambda self: None  # type: ignore[method-assign]
     try:
         torch.manual_seed(seed)
-        return trained_by_autograd(z, y, 6, options, epochs, drop)
+        return trained_by_autograd(z, y, 6, options, epochs, drop, steps)
     finally:
         nn.Linear.reset_parameters = real  # type: ignore[method-assign]
 
@@ -121,17 +131,28 @@ def test_fewer_latents_than_a_batch_are_one_features() -> None:
 
 def test_classifier_options() -> None:
     options = ClassifierOptions.from_json({"epochs": {"CUB": 3}, "betas": [0.1, 0.2]})
-    assert (options.epochs_of("CUB"), options.betas) == (3, (0.1, 0.2))
-    assert ClassifierOptions.from_json({"epochs": 7}).epochs_of("anything") == 7
+    assert (options.steps_of("CUB", 325), options.betas) == (3 * 10, (0.1, 0.2))
+    assert ClassifierOptions.from_json({"steps": {"CUB": 3}}).steps_of("CUB", 325) == 3
+    assert ClassifierOptions.from_json({"steps": 7}).steps_of("anything", 325) == 7
+    assert ClassifierOptions.from_json({"epochs": 7, "batch": 5}).steps_of("anything", 33) == 7 * 6
+    assert ClassifierOptions.from_json({"epochs": 7}).steps_of("anything", 5) == 7  # fewer than a batch are one
+    for rule in ({"steps": "validation"}, {"epochs": "validation"}, {}):  # the second of recipes of earlier versions
+        assert ClassifierOptions.from_json(rule).steps_of("anything", 325) is None
     plain = ClassifierOptions.from_json({})
-    assert (plain.epochs_of("anything"), plain.longest, plain.seen, plain.unseen) == (None, 100, 200, 400)
+    assert (plain.longest, plain.seen, plain.unseen) == (100, 200, 400)
     assert (plain.source, plain.batch, plain.lr, plain.betas) == ("attributes", 32, 1e-3, (0.5, 0.999))
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"epoch": 3}, "classifier.epoch: no such option; did you mean 'epochs'\\? Choose one of epochs, longest"),
+        (
+            {"epoch": 3},
+            "classifier.epoch: no such option; did you mean 'epochs'\\? Choose one of steps, epochs",
+        ),
+        ({"epochs": 3, "steps": 30}, "classifier.epochs: give either steps or epochs, not both"),
+        ({"steps": 0}, "classifier.steps must be at least 1, not 0"),
+        ({"steps": 1.5}, "classifier.steps must be a table or a whole number or 'validation', not 1.5"),
         ({"epochs": 0}, "classifier.epochs must be at least 1, not 0"),
         ({"epochs": True}, "classifier.epochs must be a table or a whole number or 'validation', not true"),
         ({"epochs": 1.5}, "classifier.epochs must be a table or a whole number or 'validation', not 1.5"),
@@ -164,15 +185,16 @@ class OneHot(ZeroShot):
         return x[:, :LATENT], torch.zeros(len(x), LATENT)
 
 
-def test_epochs_are_chosen_by_h_on_validation_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_chosen_by_h_on_validation_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Latent j is right if column j of the classifier has its greatest weight in row j. Classes 2 and 3 are unseen."""
     right: Sequence[Sequence[int]] = ((0, 1), (0, 2), (0, 1, 2), (0, 1, 3), (0,))
     matrices = [
         torch.eye(4)[[j if j in kept else (j + 1) % 4 for j in range(4)]].T + 0.01 * e for e, kept in enumerate(right)
     ]
 
-    def scripted(head: nn.Linear, z: Tensor, y: Tensor, options: Any, epochs: int, after: Any) -> None:
-        assert epochs == options.longest == 5
+    def scripted(head: nn.Linear, z: Tensor, y: Tensor, options: Any, steps: int, after: Any) -> None:
+        assert len(z) == 4 * 2  # an epoch is two batches
+        assert steps == 2 * options.longest == 10
         for epoch, matrix in enumerate(matrices, 1):
             head.weight.copy_(matrix)
             head.bias.fill_(epoch)
@@ -180,7 +202,7 @@ def test_epochs_are_chosen_by_h_on_validation_samples(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(zeroshot_learner, "train_classifier", scripted)
     torch.manual_seed(0)
-    learner = OneHot(small_vae, classifier={"longest": 5, "seen": 2, "unseen": 2})
+    learner = OneHot(small_vae, classifier={"longest": 5, "seen": 2, "unseen": 2, "batch": 4})
     learner.begin(SeenTask(0, "t", tuple("abcd"), 0, torch.rand(4, 3), (2, 3)))
     # Start at 7 as for a later task, and give class 0 more samples than others: classes count, not samples.
     learner.seen[0] = SeenTask(0, "t", tuple("abcd"), 7, learner.task.attributes, (2, 3))
@@ -188,27 +210,28 @@ def test_epochs_are_chosen_by_h_on_validation_samples(monkeypatch: pytest.Monkey
     x = torch.zeros(6, FEATURES)
     x[torch.arange(6), labels] = 1
     learner.end(lambda: iter([]), lambda: iter([(x[:4], labels[:4] + 7), (x[4:], labels[4:] + 7)]))
-    assert learner.notes() == {"classifier_epochs": 3, "validation_h": [0.0, 0.5, 0.666667, 0.666667, 0.0]}
+    assert learner.notes() == {"classifier_steps": 6, "validation_h": [0.0, 0.5, 0.666667, 0.666667, 0.0]}
     head = cast("nn.Linear", learner.classifiers[0])
     assert torch.equal(head.weight, matrices[2])
     assert head.bias.tolist() == [3.0] * 4
     matrices[1:] = [matrices[0]] * 4  # a curve of zeros says nothing: the longest training, not the shortest
     learner.end(lambda: iter([]), lambda: iter([(x, labels + 7)]))
-    assert learner.notes() == {"classifier_epochs": 5, "validation_h": [0.0] * 5}
+    assert learner.notes() == {"classifier_steps": 10, "validation_h": [0.0] * 5}
     assert head.bias.tolist() == [5.0] * 4
 
 
 @pytest.mark.parametrize("name", ["sft", "rkr"])
-def test_the_classifier_of_the_chosen_epoch_is_the_one_trained_for_so_long(name: str) -> None:
+def test_the_classifier_of_the_chosen_step_is_the_one_trained_for_so_long(name: str) -> None:
     """What a run with the number fixed will train, from the same draws."""
     task = seen_tasks()[0]
     x, y = features(task, 40, seed=3)
     unseen = torch.tensor(task.unseen).repeat(10)
     held_out = torch.cat([x, torch.rand(20, FEATURES)]), torch.cat([y, unseen])
     found: list[ZeroShot] = []
-    for epochs in ("validation", None):
-        fixed = epochs or found[0].notes()["classifier_epochs"]
-        learner = built(name, classifier={**CLASSIFIER, "epochs": fixed, "longest": 12, "lr": 0.1})
+    for steps in ("validation", None):
+        fixed = steps or found[0].notes()["classifier_steps"]
+        options = {**CLASSIFIER, "steps": fixed, "longest": 12, "lr": 0.1}
+        learner = built(name, classifier={key: value for key, value in options.items() if key != "epochs"})
         learner.begin(task)
         train(learner, 6)
         torch.manual_seed(5)
@@ -216,8 +239,9 @@ def test_the_classifier_of_the_chosen_epoch_is_the_one_trained_for_so_long(name:
         found.append(learner)
     curve = found[0].notes()["validation_h"]
     assert len(curve) == 12
-    assert found[0].notes()["classifier_epochs"] == (int(np.argmax(curve)) + 1 if any(curve) else 12)
-    assert found[1].notes() == {"classifier_epochs": found[0].notes()["classifier_epochs"]}
+    in_epoch = (3 * 6 + 2 * 9) // 8  # latents of 3 seen and 2 unseen classes
+    assert found[0].notes()["classifier_steps"] == in_epoch * (int(np.argmax(curve)) + 1 if any(curve) else 12)
+    assert found[1].notes() == {"classifier_steps": found[0].notes()["classifier_steps"]}
     for a, b in zip(found[0].classifiers.parameters(), found[1].classifiers.parameters(), strict=True):
         assert torch.equal(a, b)
 

@@ -253,11 +253,13 @@ def test_zero_shot_numbers_of_the_paper() -> None:
     assert published(first).numbers["rkr"] == (47.91, None)  # of 52.46, 62.24, 39.08 and 37.87
     assert published(first).zero_shot["rkr"]["CUB H"] == 52.46  # which is learned first then
     assert published(first).zero_shot["rkr"]["APY H"] == 39.08
-    by_rule = {**recipe, "options": {"classifier": {"epochs": {"CUB": 3}}}, "classifier_epochs": "validation"}
+    by_rule = {**recipe, "options": {"classifier": {"steps": {"CUB": 3}}}, "classifier_steps": "validation"}
     assert published(by_rule).changed == ()
+    in_epochs = {**recipe, "options": {"classifier": {"epochs": {"CUB": 3}}}, "classifier_epochs": "validation"}
+    assert published(in_epochs).changed == ("classifier epochs validation",)  # the rule of earlier versions
     other = published({**recipe, "options": {"classifier": {"epochs": 7, "source": "images"}}})
     assert other.changed == (
-        "classifier epochs 7 instead of validation",
+        "classifier epochs 7",
         "classifier source images instead of attributes",
     )
     assert other.numbers == {}

@@ -298,7 +298,30 @@ def test_defaults_are_those_of_the_recipes():
 
     for settings, known in ((StreamSettings, module.STREAM), (TrainingSettings, module.TRAINING)):
         assert {name: settings.model_fields[name].default for name in known} == known
-    assert json.loads(json.dumps(vars(ClassifierOptions()))) == module.CLASSIFIER
+    length = {"steps": "validation", "epochs": "validation"}  # of which runs record one
+    assert json.loads(json.dumps(vars(ClassifierOptions()))) == {**length, **module.CLASSIFIER}
+
+
+def test_lengths_chosen_in_steps_and_in_epochs_are_two_protocols(made):
+    """Runs of earlier versions recorded epochs, or nothing where they were chosen by the default."""
+    steps = {
+        **changed("options.classifier", {"steps": {"APY": 900, "CUB": 7}}, ZERO_SHOT),
+        "classifier_steps": "validation",
+    }
+    others = changed("options.classifier", {"steps": {"APY": 5, "CUB": 6}}, ZERO_SHOT) | {
+        "classifier_steps": "validation"
+    }
+    epochs = {**ZERO_SHOT, "classifier_epochs": "validation"}
+    runs = [zero_shot(made, settings, order="fixed") for settings in (steps, others, epochs)]
+    one, other, earlier = (protocol(run).fields for run in runs)
+    assert (one["classifier.steps"], other["classifier.steps"]) == ("validation", "validation")
+    assert "classifier.epochs" not in one
+    assert (earlier["classifier.epochs"], earlier.get("classifier.steps")) == ("validation", None)
+    assert module.classifier_of({"options": {"classifier": {}}})["epochs"] == "validation"
+    with pytest.raises(
+        UsageError, match=r"classifier\.steps .*classifier\.epochs|classifier\.epochs .*classifier\.steps"
+    ):
+        require_one_protocol([runs[0], runs[2]])
 
 
 def test_committed_runs_of_older_versions_have_the_protocol_of_new_ones():

@@ -170,21 +170,21 @@ def test_the_same_run_twice_is_refused(a_result: ReadRun) -> None:
 # The page
 
 
-def settings(method: str, validation: bool = False, epochs: Any = None) -> dict[str, Any]:
+def settings(method: str, validation: bool = False, steps: Any = None) -> dict[str, Any]:
     recipe = load_recipe("gzsl-local")
     found = (recipe.on_validation() if validation else recipe).resolved(method, "fixed")
-    if epochs is not None:
-        found["options"]["classifier"] = {**found["options"]["classifier"], "epochs": epochs}
+    if steps is not None:
+        found["options"]["classifier"] = {**found["options"]["classifier"], "steps": steps}
     return found
 
 
 def test_a_section_of_the_page(run_folder: Callable[..., Path], tmp_path: Path) -> None:
-    chosen = {"aPascal": 12, "CUB": 34, "FLO": 5}
+    chosen = {"aPascal": 1200, "CUB": 34, "FLO": 5}
     options: dict[str, Any] = {"zero_shot": True, "order": "fixed", "recipe": "gzsl-local"}
     for seed, matrix in ((0, MATRIX), (1, OTHER)):
-        run_folder(matrix, method="sft", seed=seed, settings=settings("sft", epochs=chosen), **options)
-    run_folder(KEPT, method="rkr", isolated=True, settings=settings("rkr", epochs=chosen), **options)
-    run_folder(MATRIX[:1], tasks=3, method="l2", settings=settings("l2", epochs=chosen), **options)
+        run_folder(matrix, method="sft", seed=seed, settings=settings("sft", steps=chosen), **options)
+    run_folder(KEPT, method="rkr", isolated=True, settings=settings("rkr", steps=chosen), **options)
+    run_folder(MATRIX[:1], tasks=3, method="l2", settings=settings("l2", steps=chosen), **options)
     text = page(find_results(tmp_path / "runs"))
     lines = text.splitlines()
     assert "## gzsl-local" in lines
@@ -195,7 +195,7 @@ def test_a_section_of_the_page(run_folder: Callable[..., Path], tmp_path: Path) 
     assert "| rkr | 50.0 | 65.0 | 60.0 | 40.0 | 55.0 | 50.0 | 70.0 | 85.0 | 80.0 |" in lines
     (sft,) = [line for line in lines[table:] if line.startswith("| sft | 30.0")]
     assert sft.startswith("| sft | 30.0 (14.1) | 45.0 (14.1) | 40.0 (14.1) | 45.0 (7.1) |")
-    assert "Classifier epochs: aPascal 12, CUB 34, FLO 5." in lines
+    assert "Classifiers: aPascal 1,200, CUB 34, FLO 5 steps." in lines
     assert any(line.startswith("H on each task after the last one") for line in lines)
     assert any(line.startswith("| sft | fixed seed 1 | 50.0 | 50.0 | 40.0 |") for line in lines)
     assert "Unfinished, not part of any mean: l2 fixed (1 of 3 tasks)." in lines
@@ -208,4 +208,4 @@ def test_runs_on_the_validation_part_have_a_section_too(run_folder: Callable[...
     text = page(find_results(tmp_path / "runs"))
     assert "## gzsl-local-validation" in text
     assert "tests on what is held out of training" in text
-    assert "Classifier epochs: chosen by the best H on this test." in text
+    assert "Classifiers: steps with the best H on this test." in text

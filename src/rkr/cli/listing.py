@@ -61,7 +61,12 @@ def options_of(name: str) -> dict[str, Any]:
             entry: Entry = table[name]
             return {entry.kind: entry.options}
     found = {setting: option_texts(method) for setting, method in _methods(name).items()}
-    return {setting: {option: value for option, (value, _) in texts.items()} for setting, texts in found.items()}
+    own = {setting: method.learner.own_training for setting, method in _methods(name).items()}
+    return {
+        setting: {option: value for option, (value, _) in texts.items()}
+        | ({"training": dict(own[setting])} if own[setting] else {})
+        for setting, texts in found.items()
+    }
 
 
 def _methods(name: str) -> dict[str, Method]:
@@ -85,6 +90,9 @@ def _described(name: str, kind: str, method: Method) -> str:
     for option, (value, text) in options.items():
         shown = "(none)" if value is None else json.dumps(value, ensure_ascii=False)
         lines += [f"  {option} = {shown}", textwrap.indent(textwrap.fill(text, 100), " " * 6)]
+    if own := method.learner.own_training:
+        lines.append(f"Its own optimiser, in place of the recipe's, under [methods.{name}.training]:")
+        lines += [f"  {key} = {json.dumps(value)}" for key, value in own.items()]
     for option, values in method.learner.grid.items():
         if option in options:
             lines.append(f"`rkr tune` tries {option} = {', '.join(f'{value:g}' for value in values)}.")

@@ -52,7 +52,8 @@ def load_learner(run: str | os.PathLike[str]) -> Learner:
         network = NetworkSettings.model_validate(settings.get("network"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tasks are added before anything is trained: the values come after
-        learner = method.build(network.build, network.head, **settings["options"])
+        options = {**method.learner.unrecorded, **settings["options"]}
+        learner = method.build(network.build, network.head, **options)
         learner.expects([len(task["class_names"]) for task in stream["tasks"]])
         start = 0
         for number, task in enumerate(tasks):

@@ -94,19 +94,19 @@ class Plan:
         for all methods would be unfair: how fast classifiers learn depends on how far apart a method's latents are.
         """
         having = tuple(n for n in self.methods if "classifier" in self.recipe.method(n).method.learner.recipe_options)
-        if not self.recipe.chooses_epochs or not having:
+        if not self.recipe.chooses_steps or not having:
             return None
         return dataclasses.replace(
             self, recipe=self.recipe.on_validation(), methods=having, seeds=(), on_validation=True
         )
 
-    def _chosen_epochs(self, before: Plan, spec: RunSpec) -> dict[str, int]:
-        """The epochs of each task's classifier, from the validation run."""
+    def _chosen_steps(self, before: Plan, spec: RunSpec) -> dict[str, int]:
+        """How long each task's classifier is trained, from the validation run."""
         from rkr.experiment.results import read_result
 
         run = next(run for run in before.specs if (run.method, run.order) == (spec.method, spec.order))
         result = read_result(before.folder(run), epochs=False)
-        return {name: notes["classifier_epochs"] for name, notes in zip(result.tasks, result.notes, strict=True)}
+        return {name: notes["classifier_steps"] for name, notes in zip(result.tasks, result.notes, strict=True)}
 
     def stream(self, order: Order) -> Stream:
         """Load the tasks in an order, the same for all methods and seeds."""
@@ -123,11 +123,11 @@ class Plan:
         return stream
 
     def resolve(self, spec: RunSpec, device: str) -> RunSpec:
-        """Add what is known only when a run starts: its device, and epochs chosen on validation classes."""
+        """Add what is known only when a run starts: its device, and how long classifiers train."""
         recipe, settings = self._changed(spec.seed), {"precision": self.precision or PRECISIONS[0], "device": device}
         if self.before is not None and spec.method in self.before.methods:
-            recipe = recipe.with_classifier(epochs=self._chosen_epochs(self.before, spec))
-            settings["classifier_epochs"] = "validation"  # where the numbers are from
+            recipe = recipe.with_classifier(steps=self._chosen_steps(self.before, spec))
+            settings["classifier_steps"] = "validation"  # where the numbers are from
         parameters = sum(p.numel() for p in self.recipe.network.blank.parameters())
         network = {"parameters": parameters, "arguments": recipe.network.all_arguments}  # defaults included
         origins = {entry.kind: entry.origin for entry in recipe.entries(spec.method) if entry.origin}
@@ -149,7 +149,7 @@ class Plan:
             options=recipe.options(method),
             make=recipe.build_network,
             head=recipe.network.head,
-            training=recipe.training,
+            training=recipe.training_of(method),
             agnostic=learner.learner.agnostic,
             settings={**recipe.resolved(method, order), **dict(settings)},
             about=dict(about),

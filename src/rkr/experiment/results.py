@@ -22,7 +22,7 @@ from rkr.versions import Format
 RUN_FORMAT = Format("rkr-results", 2, {1: lambda run: run})  # lines of version 1 have one size: see `recount`
 CLASSIFICATION, ZERO_SHOT = ("accuracy", "top5"), ("H", "U", "S")
 RUN, RESULTS, TIMES = "run.json", "results.jsonl", "times.jsonl"
-SECTIONS = ("stream", "network", "training", "options")  # of the settings: objects, if they are there
+SECTIONS = ("stream", "network", "training", "options", "own_training")  # of the settings: objects, if they are there
 DEEPEST = 20  # levels of settings within settings
 EPOCH_LINE = b'{"event": "epoch", '
 
@@ -85,9 +85,13 @@ class Result:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The method's own. How classifiers of zero-shot tasks are trained belongs to the protocol; by one rule, their
-        epochs may be others in each order."""
-        return {name: value for name, value in (self.settings.get("options") or {}).items() if name != "classifier"}
+        """The method's own, an optimiser of its own among them as "training".
+
+        How classifiers of zero-shot tasks are trained belongs to the protocol; by one rule, their epochs may be others
+        in each order.
+        """
+        found = {name: value for name, value in (self.settings.get("options") or {}).items() if name != "classifier"}
+        return {**found, **({"training": own} if (own := self.settings.get("own_training")) else {})}
 
     @property
     def measure(self) -> str:

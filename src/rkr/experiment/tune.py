@@ -78,9 +78,7 @@ def tuning(recipe: Recipe, method: str, tasks: int, out: Path, grid: Grid | None
         point = dict(zip(grid, values, strict=True))
         label = "-".join([method, *(f"{option}-{_short(value)}" for option, value in point.items())])
         points[label] = point
-        methods[label] = MethodSettings.checked(
-            {"learner": chosen.learner, "options": {**chosen.options, **point}, "setting": recipe.setting}
-        )
+        methods[label] = MethodSettings.checked({**dict(chosen), "options": {**chosen.options, **point}})
     stream = held_out.stream.with_changes(first=tasks)
     title = f"{method} on validation samples: {recipe.title}"
     made = held_out.model_copy(update={"name": name, "title": title, "stream": stream, "methods": methods})
@@ -89,8 +87,9 @@ def tuning(recipe: Recipe, method: str, tasks: int, out: Path, grid: Grid | None
         options = own.options
         points[label] = {k: v for k, v in options.items() if k in grid or v != chosen.options.get(k)}
     made = made.model_copy(update={"methods": {**methods, **earlier}})
-    learner = {} if chosen.learner == method else {"learner": chosen.learner}
-    return Tuning(made, method, points, tuple(methods), {**learner, **chosen.options}, out / name)
+    given = {**({} if chosen.learner == method else {"learner": chosen.learner}), **chosen.options}
+    given |= {"training": chosen.training} if chosen.training else {}
+    return Tuning(made, method, points, tuple(methods), given, out / name)
 
 
 def _tried_before(recipe: Recipe, folder: Path) -> Mapping[str, MethodSettings]:

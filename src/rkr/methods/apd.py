@@ -102,11 +102,14 @@ class Apd(Changed):
         "What is cut to 0 is cut for good, so what is tested, counted and held in place is the same; masks are not "
         "cut.",
         "Every task is taken as its last epoch leaves it (there: the best of the last five on validation samples).",
+        "Rate and momentum are the recipe's (there: Adam at 0.001, 0.95 times that after every epoch).",
         "With SGD the retroactive penalty is limited to where it is stable (there: Adam).",
         "Colour channels are not scrambled (there: by a wrong reshape).",
     )
 
     learns_its_size = "this is before it"
+
+    own_training: ClassVar[dict[str, Any]] = {"weight_decay": 1e-4}
 
     grid: ClassVar[dict[str, tuple[float, ...]]] = {"l1": (1e-4, 4e-4, 1e-3, 3e-3), "l2": (1.0, 10.0, 100.0)}
 

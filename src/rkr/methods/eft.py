@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import islice
+from typing import Any, ClassVar
+
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from rkr.core import Adapter, LayerUpdate, Options, TaskState
 from rkr.errors import UsageError
 from rkr.methods.learner import MakeNetwork
 from rkr.methods.shared.changed import Changed
 from rkr.registry import register
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Transformation(LayerUpdate):
@@ -74,7 +79,7 @@ def group_size(channels: int, wanted: int) -> int:
 
 @register.method("eft", "EFT: grouped convolutions on every layer's output", citation="Verma et al., CVPR 2021")
 class Eft(Changed):
-    """A frozen base, and for each task a transformation of every layer's output, batch normalisation and a head.
+    """A frozen base, and for each task a transformation of layers' outputs, batch normalisation and a head.
 
     Args:
         make: Builds the network.
@@ -82,20 +87,36 @@ class Eft(Changed):
         init: Where a new task's transformation starts: at the "previous" task's, or "random".
         spatial: Channels in a group of the 3x3 convolution; the next smaller divisor where a layer has not so many.
         pointwise: Channels in a group of the 1x1 convolution.
+        stem: Whether the first convolution has a transformation too. The authors' ResNet-18 creates one and never calls
+            it; their VGG-16 has one behind every convolution.
     """
 
     checked = "The authors' code (vkverma01/EFT)."
     differs = (
         "Groups have 8 and 16 channels, or the next smaller number that divides the layer's.",
-        "The first layer of a ResNet is adapted too (there: its adapter is not called).",
+        "The first convolution is not transformed, as in the authors' ResNet-18, which creates a transformation and "
+        "never calls it; their VGG-16 has one there (`stem = true`).",
         "Every task is taken as its last epoch leaves it (there: the best epoch on the test).",
     )
 
     isolating = True
+    unrecorded: ClassVar[dict[str, Any]] = {"stem": True}
 
     def __init__(
-        self, make: MakeNetwork, head: str, *, init: str = "previous", spatial: int = 8, pointwise: int = 16
+        self,
+        make: MakeNetwork,
+        head: str,
+        *,
+        init: str = "previous",
+        spatial: int = 8,
+        pointwise: int = 16,
+        stem: bool = False,
     ) -> None:
         if spatial < 1 or pointwise < 1:
             raise UsageError(f"spatial and pointwise must be at least 1, not {spatial} and {pointwise}")
-        super().__init__(make, head, Transformation(spatial, pointwise), Options(bn="per_task"), init)
+        network = make()
+        convolutions = (path for path, layer in network.named_modules() if isinstance(layer, CONVOLUTIONS))
+        exclude = () if stem else tuple(islice(convolutions, 1))
+        options = Options(bn="per_task", exclude=exclude)
+        super().__init__(lambda: network, head, Transformation(spatial, pointwise), options, init)
+        self.make = make

@@ -1,8 +1,8 @@
 """HNET (von Oswald et al., "Continual learning with hypernetworks", ICLR 2020): one network generates the others.
 
 The authors' code differs in this: it has an optimiser for the embedding of the task and one for Θ, where here one
-optimiser has both in groups of its own. The penalty does not reach that embedding, so the steps are the same. It uses
-Adam with a rate of 0.001, no weight decay, and the initial values that are called "xavier" here.
+optimiser has both in groups of its own. The penalty does not reach that embedding, so the steps are the same. Its
+initial values are those that are called "xavier" here.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from rkr.methods.learner import Learner, MakeNetwork, Outcome, SeenTask, nbytes,
 from rkr.registry import register
 
 INITS = ("fan_in", "xavier")
+CHUNKS = 67
 
 
 class Generated(LayerUpdate):
@@ -138,7 +139,8 @@ class Hnet(Learner):
         lookahead: False takes ΔΘ = 0, as the authors' code can do as well.
         task_embedding: Size of e_t.
         chunk_embedding: Size of c.
-        chunk: How many numbers are generated at once.
+        chunk: How many numbers are generated at once; left out, a 67th of the network's, as published: for ResNet-32
+            the authors have 67 chunks of 7,000. So the hypernetwork has about 98 % of the network's size.
         init: "xavier": as in the authors' code, whose weights all start with one and the same spread, whatever the
             layer; without BatchNorm behind every layer they are far too large. "fan_in": what is generated is
             multiplied by a fixed number for each layer, so that weights start as He et al. (2015) and biases as torch
@@ -153,9 +155,9 @@ class Hnet(Learner):
     checked = "The authors' code (chrhenning/hypercl)."
     differs = (
         "Weights start in proportion to each layer's inputs (`init = \"xavier\"` is the authors' choice).",
-        "One optimiser has embeddings and weights in groups of its own (there: two); gradients are scaled for SGD "
-        "(`balance`).",
-        "The learning rate follows a schedule (there: the test accuracy).",
+        "One optimiser has embeddings and weights in groups of its own (there: two, with the same steps).",
+        "Milestones and batches are the recipe's (there: 32 samples, and the rate follows the test accuracy as well).",
+        "The recipe of LeNet has a rate of 1e-4, as the authors have for a network without batch normalisation.",
     )
 
     before: Hypernetwork | None
@@ -164,7 +166,9 @@ class Hnet(Learner):
     _body: Tensor
     _columns: Tensor
 
-    grid: ClassVar[dict[str, tuple[float, ...]]] = {"beta": (0.001, 0.01, 0.05, 0.1, 1.0)}
+    grid: ClassVar[dict[str, tuple[float, ...]]] = {"beta": (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0)}
+
+    own_training: ClassVar[dict[str, Any]] = {"optimizer": "adam", "lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0}
 
     def __init__(
         self,
@@ -175,16 +179,16 @@ class Hnet(Learner):
         lookahead: bool = True,
         task_embedding: int = 32,
         chunk_embedding: int = 32,
-        chunk: int = 7000,
+        chunk: int | None = None,
         init: str = "fan_in",
-        balance: bool = True,
+        balance: bool = False,
         continue_embeddings: bool = False,
     ) -> None:
         super().__init__(make, head)
         if beta < 0:
             raise UsageError(f"beta must be at least 0, not {beta!r}")
         for name, value in (("task_embedding", task_embedding), ("chunk_embedding", chunk_embedding), ("chunk", chunk)):
-            if value < 1:
+            if value is not None and value < 1:
                 raise UsageError(f"{name} must be at least 1, not {value!r}")
         if init not in INITS:
             raise UsageError(f"init must be one of {', '.join(INITS)}, not {init!r}")
@@ -196,6 +200,8 @@ class Hnet(Learner):
         self._plain = plain_size(network)
         self._shapes = {name: p.shape for name, p in parameters.items()}
         self._channels_last = [name for name, p in parameters.items() if _is_channels_last(p)]
+        if chunk is None:
+            chunk = -(-self._plain.parameters // CHUNKS)
         inputs, chunks = task_embedding + chunk_embedding, -(-self._plain.parameters // chunk)
         drawn = (2 * inputs / (inputs + chunk)) ** 0.5  # standard deviation of W [e, c] as it is drawn
         wanted = [(drawn, 0.0)] * len(parameters) if init == "xavier" else _start(network, head)

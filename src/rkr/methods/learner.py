@@ -117,6 +117,10 @@ class Learner(nn.Module):
     recipe_options: ClassVar[Sequence[str]] = ()
     """Options that a section of the recipe sets for all methods."""
 
+    own_training: ClassVar[Mapping[str, Any]] = {}
+    """The optimiser that the method's authors chose: keys of a recipe's section [training], in place of the recipe's.
+    `[methods.<name>.training]` of a recipe overrides it. Epochs, batches and augmentation are always the recipe's."""
+
     agnostic: ClassVar[str] = "last"
     """When to run task-agnostic evaluation: after the "last" task, after "every" task (class-incremental methods), or
     "never"."""
@@ -126,6 +130,9 @@ class Learner(nn.Module):
 
     differs: ClassVar[Sequence[str]] = ()
     """What differs from that on purpose, in sentences."""
+
+    unrecorded: ClassVar[Mapping[str, Any]] = {}
+    """Options that came with a later version, and the values that they had before."""
 
     loadable: ClassVar[bool] = True
     """Whether `rkr.load_learner` can load what was learned."""

@@ -140,7 +140,7 @@ class ReinforcedLearning(Growing):
 
     checked = "The authors' code (xujinfan/Reinforced-Continual-Learning), which has fully connected networks only."
     differs = (
-        "10 trials in rounds of 2 by default (there: 50, one by one).",
+        "10 trials in 5 rounds of 2 by default (there: 50, one by one).",
         "A tenth of a task's training samples is held out to judge trials (the validation part where a recipe has "
         "one), and the winner is not trained again on all.",
     )

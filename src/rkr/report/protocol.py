@@ -30,7 +30,6 @@ PRECISION = "32-true"
 
 # Runs record only the classifier settings that their recipe gives. These are the defaults of `ClassifierOptions`.
 CLASSIFIER = {
-    "epochs": "validation",
     "longest": 100,
     "seen": 200,
     "unseen": 400,
@@ -42,7 +41,7 @@ CLASSIFIER = {
 CLASSIFIERS = "classifier."  # the prefix of its fields
 
 # Settings that identify the run, that are compared, or that affect only rounding.
-OTHER = ("recipe", "method", "learner", "options", "order", "stream_sha256", "device")
+OTHER = ("recipe", "method", "learner", "options", "own_training", "order", "stream_sha256", "device")
 SPLIT = ("tasks", "validation", "limit", "part", "first")  # settings of the stream; the others describe the data
 WITHOUT_OPTIMIZER = {"sgd": ("betas", "eps", "amsgrad"), "adam": ("momentum",)}  # settings that the optimizer ignores
 
@@ -126,13 +125,16 @@ def require_one_protocol(results: Iterable[Result]) -> None:
 def classifier_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The classifier settings of a zero-shot run, including defaults; empty if the method has no classifier.
 
-    Epochs that were chosen on validation classes are "validation", as in recipes.
+    A length that was chosen on validation classes is "validation", as in recipes. Earlier versions chose it in epochs,
+    which is another protocol.
     """
     options = _part(settings, "options")
     if "classifier" not in options:
         return {}
-    chosen = {"epochs": "validation"} if settings.get("classifier_epochs") == "validation" else {}
-    return {**CLASSIFIER, **_part(options, "classifier"), **chosen}
+    given = _part(options, "classifier")
+    length = "steps" if "steps" in given else "epochs"
+    chosen = {length: "validation"} if settings.get(f"classifier_{length}") == "validation" else {}
+    return {length: "validation", **CLASSIFIER, **given, **chosen}
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -170,13 +172,13 @@ def _fields(result: Result) -> dict[str, Any]:
     fields |= {f"augmentation.{name}": v for name, v in _part(training, "augment").items()}
     fields |= {f"schedule.{name}": value for name, value in _schedule(training).items()}
     classifier = classifier_of(settings)
-    if classifier.get("epochs") != "validation":
-        classifier.pop("longest", None)  # has no effect if the epochs are given
+    if "validation" not in (classifier.get("steps"), classifier.get("epochs")):
+        classifier.pop("longest", None)  # has no effect if the length is given
     fields |= {f"{CLASSIFIERS}{name}": value for name, value in classifier.items()}
     fields["evaluation.measures"] = list(result.measures)
     fields["evaluation.task"] = "given"
     fields["precision"] = settings.get("precision", PRECISION)
-    known = (*OTHER, "stream", "network", "training", "precision", "classifier_epochs")
+    known = (*OTHER, "stream", "network", "training", "precision", "classifier_steps", "classifier_epochs")
     return fields | {name: value for name, value in settings.items() if name not in known}
 
 

@@ -292,8 +292,10 @@ class _Comparison:
         parts["classifier"] = classifier_of(wanted), classifier_of(run.settings)
         found = []
         for part, (ours, there) in parts.items():
-            if isinstance(there, dict):
-                found += [f"{part}.{key}" for key, value in ours.items() if key in there and there[key] != value]
+            if isinstance(there, dict):  # older runs lack some settings, but all of the classifier are known
+                shared = ours.keys() & there.keys()
+                keys = [key for key in {**ours, **there} if part == "classifier" or key in shared]
+                found += [f"{part}.{key}" for key in keys if ours.get(key) != there.get(key)]
         return f"different {', '.join(found)}" if found else ""
 
 

@@ -226,6 +226,20 @@ def size(n: int) -> str:
     return f"{value:.3g} {units[0]}"
 
 
+def own_optimizers(results: Iterable[Result]) -> str:
+    """The methods that were trained with an optimiser of their own, and its settings; "" if there are none."""
+    said = {}
+    for run in results:
+        own = run.options.get("training")
+        if isinstance(own, Mapping) and own:
+            said[run.method] = ", ".join(f"{name} {_plain(value)}" for name, value in own.items())
+    return "; ".join(f"{method}: {settings}" for method, settings in said.items())
+
+
+def _plain(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def progress(result: Result) -> str:
     """The progress of a run, such as "2 of 3 tasks"."""
     return f"{result.done} of {len(result.tasks)} tasks"

@@ -21,6 +21,7 @@ from rkr.report.summary import (
     PRINTED,
     Paper,
     in_percent,
+    own_optimizers,
     progress,
     size,
     summarise,
@@ -122,6 +123,7 @@ def summary_table(
             "± 95 % confidence interval over runs" if several and shown in cells else "",
             *(COLUMNS[name].short for name in cells),
             search_note(run for summary in summaries for run in results if run.method == summary.method),
+            f"own optimiser: {own}" if shown in cells and (own := own_optimizers(results)) else "",
         ),
         **LOOK,
     )

@@ -108,13 +108,16 @@ def test_settings_of_the_paper() -> None:
             *(True, "afresh", (), 0.0),
         )
         assert training.eps == pytest.approx(1e-8 / training.batch)  # losses are means here, sums in the authors' code
-        assert recipe.classifier["epochs"] == "validation"
+        assert recipe.classifier["steps"] == "validation"
         assert (recipe.classifier["seen"], recipe.classifier["unseen"]) == (200, 400)
         assert isinstance(recipe.stream, ZeroShotSettings)
         assert (recipe.stream.scaler, recipe.stream.part) == ("train", "test")
         assert recipe.takes == ((1280,) if name == "gzsl-local" else (2048,))
-        assert recipe.chooses_epochs
-    assert list(load_recipe("gzsl").methods) == list(load_recipe("gzsl-local").methods) == SEVEN
+        assert recipe.chooses_steps
+    assert list(load_recipe("gzsl").methods) == SEVEN
+    local = load_recipe("gzsl-local")
+    assert [name for name in local.methods if name != "lzsl-tuned"] == SEVEN
+    assert [local.resolved(name, "fixed")["options"]["distillation"] for name in ("lzsl", "lzsl-tuned")] == [1.0, 10.0]
     for method, rank in {"rkr-k1": 1, "rkr-k4": 4, "rkr": 16, "rkr-k32": 32}.items():
         assert load_recipe("gzsl-rank").resolved(method, "fixed")["options"]["rank"] == rank
     network = load_recipe("gzsl").build_network()
@@ -144,14 +147,15 @@ def test_the_authors_own_protocol_as_the_page_has_it(tmp_path: Path) -> None:
     (block,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     text = (SHIPPED / "gzsl.toml").read_text()
     for line, key in re.findall(r"^((\w+) = .*)$", block, re.MULTILINE):
-        text, count = re.subn(rf'^{key} = "[a-z]+" .*$', line, text, flags=re.MULTILINE)
+        replaced = {"epochs": "steps"}.get(key, key)
+        text, count = re.subn(rf'^{replaced} = "[a-z]+" .*$', line, text, flags=re.MULTILINE)
         assert count == 1
     (tmp_path / "authors.toml").write_text(text)
     recipe = load_recipe(str(tmp_path / "authors.toml"))
     assert isinstance(recipe.stream, ZeroShotSettings)
     assert recipe.stream.scaler == "each"
     assert recipe.classifier["epochs"] == {"APY": 30, "AWA1": 70, "CUB": 70, "SUN": 50}
-    assert not recipe.chooses_epochs
+    assert not recipe.chooses_steps
 
 
 def test_the_validation_part() -> None:
@@ -161,12 +165,12 @@ def test_the_validation_part() -> None:
     assert isinstance(held_out.stream, ZeroShotSettings)
     assert held_out.stream.part == "validation"
     assert held_out.classifier == recipe.classifier
-    assert (held_out.paper, held_out.chooses_epochs) == ((), False)
-    assert recipe.with_classifier(epochs=7).on_validation().classifier["epochs"] == 7  # numbers that are given stay
+    assert (held_out.paper, held_out.chooses_steps) == ((), False)
+    assert recipe.with_classifier(steps=7).on_validation().classifier["steps"] == 7  # numbers that are given stay
     images = load_recipe("digits").on_validation().stream
     assert isinstance(images, StreamSettings)
     assert (images.part, images.validation) == ("validation", 0.2)
-    assert not load_recipe("digits").chooses_epochs
+    assert not load_recipe("digits").chooses_steps
 
 
 def test_resolved_settings() -> None:
@@ -174,7 +178,7 @@ def test_resolved_settings() -> None:
     assert found["options"] == {
         "norm": 1,
         "strength": 0.01,
-        "classifier": {"epochs": "validation", "seen": 200, "unseen": 400, "source": "attributes"},
+        "classifier": {"steps": "validation", "seen": 200, "unseen": 400, "source": "attributes"},
     }
     assert (found["training"]["epochs"], found["training"]["seed"], found["stream"]["limit"]) == (10, 3, 5)
     assert found["stream"]["datasets"] == ["APY", "AWA1", "CUB", "SUN"]
@@ -221,7 +225,7 @@ metric = "H"
 values = [63.64, 48.36]
 where = "a table"
 """
-CLASSIFIER_KEYS = "epochs, longest, seen, unseen, source, batch, lr, betas"
+CLASSIFIER_KEYS = "steps, epochs, longest, seen, unseen, source, batch, lr, betas"
 Write = Callable[..., Path]
 STREAM_KEYS = "kind, datasets, features, embedding, scaler, part, first, limit, seed"
 
@@ -236,13 +240,18 @@ def test_own_recipe(write_zero_shot: Write) -> None:
     assert recipe.published_numbers() == {"rkr": (56.0, None)}
     assert recipe.resolved("mine", 0)["options"]["norm"] == 1
     assert recipe.methods["mine"].method is ZERO_SHOT_METHODS["l2"]
-    assert not recipe.chooses_epochs
+    assert not recipe.chooses_steps
     table = '[methods.mine]\nlearner = "rkr"\noptions = { rank = 3 }\n'
     recipe = load_recipe(write_zero_shot(('[methods.mine]\nlearner = "l2"\nstrength = 3\nnorm = 1\n', table)))
     assert recipe.methods["mine"].method is ZERO_SHOT_METHODS["rkr"]
     epochs = load_recipe(write_zero_shot(("epochs = 3", "epochs = { CUB = 3, AWA1 = 7 }")))
     assert epochs.classifier["epochs"] == {"CUB": 3, "AWA1": 7}
-    assert load_recipe(write_zero_shot(("epochs = 3\n", ""))).chooses_epochs
+    for length in ("", 'epochs = "validation"\n', 'steps = "validation"\n'):  # the second as earlier versions had it
+        recipe = load_recipe(write_zero_shot(("epochs = 3\n", length)))
+        assert recipe.chooses_steps
+        assert recipe.resolved("rkr", 0)["options"]["classifier"] == {"steps": "validation", "betas": [0.5, 0.9]}
+    steps = load_recipe(write_zero_shot(("epochs = 3", "steps = { CUB = 300, AWA1 = 700 }")))
+    assert steps.resolved("rkr", 0)["options"]["classifier"]["steps"] == {"CUB": 300, "AWA1": 700}
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,8 @@ from rkr.validation import Settings, choose, problem, wrong
 if TYPE_CHECKING:
     from torch import nn
 
+VALIDATION = "validation"
+
 
 def _kind(stream: Any) -> str:
     if not isinstance(stream, Mapping):
@@ -64,6 +66,18 @@ class Recipe(Settings):
     classifier: dict[str, Any] = Field(default_factory=dict)  # of zero-shot tasks: see `ClassifierOptions`
     methods: Annotated[dict[str, MethodSettings], Field(min_length=1)]  # those that run unless others are asked for
     paper: Annotated[tuple[PaperNumber, ...], List] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _say_how_long(cls, values: Any) -> Any:
+        """Record the rule for the length of classifiers, also where a recipe leaves it out or counts in epochs."""
+        if not isinstance(values, dict) or _kind(values.get("stream")) != "<zero-shot>":
+            return values
+        given = values.get("classifier", {})
+        if not isinstance(given, Mapping) or "steps" in given or given.get("epochs", VALIDATION) != VALIDATION:
+            return values
+        others = {name: value for name, value in given.items() if name != "epochs"}
+        return {**values, "classifier": {"steps": VALIDATION, **others}}
 
     @field_validator("methods", mode="wrap")
     @classmethod
@@ -98,6 +112,11 @@ class Recipe(Settings):
             if number.values is not None and len(number.values) != self.stream.tasks:
                 text = f"{len(number.values)} values of {number.method} for {self.stream.tasks} tasks"
                 raise problem("paper.values", text)
+        for name in self.methods:
+            try:
+                self.training_of(name)
+            except UsageError as error:
+                raise problem(f"methods.{name}.training", str(error)) from None
         if isinstance(self.stream, ZeroShotSettings):
             self._check_zero_shot(self.stream)
         else:
@@ -116,11 +135,12 @@ class Recipe(Settings):
 
         found = wrong(ClassifierOptions, self.classifier)
         if found is not None:
-            raise problem(f"classifier.{found[0]}", found[1])
-        epochs = self.classifier.get("epochs")
-        missing = [name for name in stream.datasets if name not in epochs] if isinstance(epochs, dict) else []
-        if missing:
-            raise problem("classifier.epochs", f"needs a number for {', '.join(missing)} too")
+            raise problem(f"classifier.{found[0]}".rstrip("."), found[1])
+        for key in ("steps", "epochs"):
+            lengths = self.classifier.get(key)
+            missing = [name for name in stream.datasets if name not in lengths] if isinstance(lengths, dict) else []
+            if missing:
+                raise problem(f"classifier.{key}", f"needs a number for {', '.join(missing)} too")
         try:
             network = self.network.blank
         except UsageError as error:
@@ -192,6 +212,10 @@ class Recipe(Settings):
         for_all = {option: getattr(self, option) for option in learner.recipe_options}
         return {**{option: augment[option] for option in learner.augment_options}, **for_all, **chosen.options}
 
+    def training_of(self, name: str) -> TrainingSettings:
+        """How a method is trained: with the optimiser of its own if it has one, else with the recipe's."""
+        return self.training.with_changes(**self.method(name).own_training)
+
     def changed(self, epochs: int | None = None, seed: int | None = None, limit: int | None = None) -> Recipe:
         """The recipe with a longer or shorter schedule, another seed, or fewer training images of a class."""
         training = self.training if epochs is None else self.training.scaled_to(epochs)
@@ -217,10 +241,10 @@ class Recipe(Settings):
         return self.model_copy(update={"classifier": {**self.classifier, **changes}})
 
     @property
-    def chooses_epochs(self) -> bool:
-        """Whether the epochs of classifiers must be chosen on the validation part before anything is tested."""
+    def chooses_steps(self) -> bool:
+        """Whether the length of classifiers must be chosen on the validation part before anything is tested."""
         on_test = isinstance(self.stream, ZeroShotSettings) and self.stream.part == "test"
-        return on_test and self.classifier.get("epochs", "validation") == "validation"
+        return on_test and self.classifier.get("steps") == VALIDATION
 
     def resolved(
         self,
@@ -236,6 +260,9 @@ class Recipe(Settings):
         chosen = recipe.method(method)
         options = {**chosen.method.options, **recipe.options(method)}
         parts = recipe.model_dump(mode="json", include={"stream", "network", "training"})
+        if chosen.own_training:  # in the place of what `training` says
+            trained = recipe.training_of(method).model_dump(mode="json")
+            parts["own_training"] = {name: trained[name] for name in chosen.own_training}
         return {
             "recipe": self.name,
             "method": method,

@@ -319,6 +319,18 @@ class TrainingSettings(Settings):
         return self.with_changes(epochs=epochs, milestones=tuple(m for m in scaled if m < epochs))
 
 
+# What a method may have otherwise than the recipe.
+OPTIMIZER = (
+    "optimizer",
+    "lr",
+    "momentum",
+    "weight_decay",
+    "betas",
+    "eps",
+    "amsgrad",
+)
+
+
 class MethodSettings(Settings):
     """A method that a recipe offers: a registered one, or the dotted name of a class, and options other than its own.
 
@@ -327,6 +339,7 @@ class MethodSettings(Settings):
 
     learner: str
     options: dict[str, Any] = Field(default_factory=dict)
+    training: dict[str, Any] = Field(default_factory=dict)  # the optimiser, where it is another than the method's
     setting: str = SETTINGS[0]
 
     @property
@@ -334,9 +347,19 @@ class MethodSettings(Settings):
         """The method itself, without the options."""
         return methods(self.setting)[self.learner]
 
+    @property
+    def own_training(self) -> dict[str, Any]:
+        """Settings of the optimiser that are not the recipe's: those that the method brings, then those given here."""
+        return {**self.method.learner.own_training, **self.training}
+
     @model_validator(mode="after")
     def _check(self) -> MethodSettings:
         method = found(methods(self.setting), self.learner, "learner")
+        for name in self.training:
+            if name in TrainingSettings.model_fields.keys() - set(OPTIMIZER):
+                raise problem(f"training.{name}", "the same for all methods, in the section [training]")
+            if name not in OPTIMIZER:
+                raise problem(f"training.{name}", f"no such key{choose(name, OPTIMIZER)}")
         for_all = method.learner.recipe_options
         for name in self.options:
             if name in for_all:
@@ -353,8 +376,9 @@ def method_table(name: str, table: Any, setting: str = SETTINGS[0]) -> Any:
         return table
     if "learner" in table and isinstance(table.get("options"), dict):
         return {**table, "setting": setting}
-    options = {key: value for key, value in table.items() if key != "learner"}
-    return {"learner": table.get("learner", name), "options": options, "setting": setting}
+    own = {key: table[key] for key in ("learner", "training") if key in table}
+    options = {key: value for key, value in table.items() if key not in own}
+    return {"learner": name, **own, "options": options, "setting": setting}
 
 
 Metric = Literal[

@@ -15,7 +15,9 @@ def recipe_text(recipe: Recipe) -> str:
     values = recipe.model_dump(mode="json", exclude={"name", "paper"}, exclude_none=True)
     values["network"] |= values["network"].pop("arguments")
     values["methods"] = {
-        name: {"learner": method["learner"], **method["options"]} for name, method in values["methods"].items()
+        name: {"learner": method["learner"], **method["options"], **({"training": own} if own else {})}
+        for name, method in values["methods"].items()
+        for own in [method["training"]]
     }
     return toml_text(values)
 

@@ -85,7 +85,7 @@ class ZeroShot(Learner):
             raise UsageError(
                 f"task {task.name!r} has no unseen classes with attributes: this method is for zero-shot learning"
             )
-        self.classifier_options.epochs_of(task.name)  # fails now rather than after hours of training
+        self.classifier_options.steps_of(task.name, 1)  # fails now rather than after hours of training
         device = next(self.network.parameters()).device
         self.attribute_vaes.append(self.vae.attribute_vae(task.attributes.shape[1]))
         self.classifiers.append(nn.Linear(self.vae.latent, task.classes).to(device))
@@ -118,17 +118,17 @@ class ZeroShot(Learner):
         """Train the task's classifier on latents of all its classes."""
         z, y = self._latents(train)
         head = cast("nn.Linear", self.classifiers[-1])
-        epochs = self.classifier_options.epochs_of(self.task.name)
-        if epochs is not None:
-            train_classifier(head, z, y, self.classifier_options, epochs)
-            self._notes = {"classifier_epochs": epochs}
+        steps = self.classifier_options.steps_of(self.task.name, len(z))
+        if steps is not None:
+            train_classifier(head, z, y, self.classifier_options, steps)
+            self._notes = {"classifier_steps": steps}
             return
         if validation is None:
             raise UsageError(
-                f"task {self.task.name!r} has no validation samples on which to choose the epochs of its classifier: "
-                "set classifier.epochs"
+                f"task {self.task.name!r} has no validation samples on which to choose how long its classifier is "
+                "trained: set classifier.steps"
             )
-        self._notes = self._choose_epochs(head, z, y, validation)
+        self._notes = self._choose_steps(head, z, y, validation)
 
     def predict(self, x: Tensor, number: int) -> Tensor:
         self._check(x, number)
@@ -207,7 +207,7 @@ class ZeroShot(Learner):
         return self.vae.sample((mu[index], logvar[index])), labels[index]
 
     @torch.no_grad()
-    def _choose_epochs(self, head: nn.Linear, z: Tensor, y: Tensor, validation: ReadSamples) -> dict[str, Any]:
+    def _choose_steps(self, head: nn.Linear, z: Tensor, y: Tensor, validation: ReadSamples) -> dict[str, Any]:
         """Train for long, and keep the classifier of the epoch with the best H on validation samples."""
         task = self.task
         found = [(self.encode(x, task.number)[0], labels - task.start) for x, labels in validation()]
@@ -222,8 +222,9 @@ class ZeroShot(Learner):
             if curve[-1] > max(curve[:-1], default=-1.0) or not max(curve):  # zeros say nothing: the longest then
                 best[:] = head.weight.clone(), head.bias.clone()
 
-        train_classifier(head, z, y, self.classifier_options, self.classifier_options.longest, test)
+        in_epoch = self.classifier_options.steps_in_epoch(len(z))
+        train_classifier(head, z, y, self.classifier_options, self.classifier_options.longest * in_epoch, test)
         head.weight.copy_(best[0])
         head.bias.copy_(best[1])
         chosen = curve.index(max(curve)) + 1 if max(curve) else len(curve)
-        return {"classifier_epochs": chosen, "validation_h": [round(h, 6) for h in curve]}
+        return {"classifier_steps": chosen * in_epoch, "validation_h": [round(h, 6) for h in curve]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +36,8 @@ class Lzsl(Guarded):
         distillation: Weight of the L1 distance to the previous encoder's mean and log-variance, summed over the batch.
         classifier: Fields of `ClassifierOptions`.
     """
+
+    grid: ClassVar[dict[str, tuple[float, ...]]] = {"distillation": (0.1, 1.0, 3.0, 10.0, 30.0, 100.0)}
 
     checked = "The authors' code (Drkun/Lifelong-Zero-Shot-Learning)."
 

@@ -103,7 +103,8 @@ def _changes(settings: Mapping[str, Any], values: Mapping[str, Any]) -> list[str
             wanted, here = dict(wanted), {name: here.get(name) for name in wanted}
         if key not in ("seed", "memory_format") and here != wanted and key in training:
             changes.append(_changed(key, here, wanted))
-    classifier = {**CLASSIFIER, **values.get("classifier", {})}
+    given = values.get("classifier", {})
+    classifier = {**({} if "epochs" in given else {"steps": "validation"}), **CLASSIFIER, **given}
     for key, own in classifier_of(settings).items():
         if own != classifier.get(key):
             changes.append(f"classifier {_changed(key, own, classifier.get(key))}")
