@@ -455,3 +455,23 @@ def test_events_tell_of_the_preparation(pictures: Path, tmp_path: Path) -> None:
     counted = [(e.what, e.count, e.total) for e in events if isinstance(e, Preparing)]
     assert ("pictures", 48, 48) in counted
     assert counted[-1] == ("features", 48, 48)
+
+
+def test_export_asks_for_what_the_command_says(
+    made: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def export(model: Any, path: Path, **how: Any) -> None:
+        asked.append(how)
+        assert model.network.input_shape == (3, 32, 32)
+
+    monkeypatch.setattr(rkr, "export", export, raising=False)
+    words = ("export", str(made), "--to", str(tmp_path / "x.onnx"))
+    assert command(*words, "--task", "shapes")[0] == 0
+    assert command(*words, "--style", "all")[0] == 0
+    assert asked == [{"tasks": "shapes", "style": "merged"}, {"tasks": ["colours", "shapes"], "style": "all"}]
+    code, _, err = command(*words)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "writes one task, not 2: give --task, or --style all" in err
+    assert command(*words, "--task", "x")[0] == 2

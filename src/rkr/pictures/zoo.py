@@ -238,10 +238,16 @@ class Zoo:
             return add_file(target, file, new, open_zoo(self.folder, device="cpu"))
 
     def export(self, path: str | os.PathLike[str], tasks: Sequence[str], style: str = "merged") -> None:
-        """Write tasks as an ONNX file: see `rkr.export`."""
+        """Write tasks as an ONNX file: see `rkr.export`. Only the style "all" takes several."""
         import rkr
 
-        rkr.export(self.model, path, tasks=list(tasks), style=style)
+        names = list(tasks)
+        if style == "merged" and len(names) != 1:
+            raise UsageError(f"--style merged writes one task, not {len(names)}: give --task, or --style all")
+        write = getattr(rkr, "export", None)
+        if write is None:
+            raise UsageError("this version of rkr has no export")
+        write(self.model, path, tasks=names if style == "all" else names[0], style=style)
 
 
 def open_zoo(folder: str | os.PathLike[str], network: nn.Module | None = None, device: str | None = None) -> Zoo:
