@@ -33,8 +33,9 @@ from rkr.experiment.run import Run
 from rkr.experiment.samples import derived
 from rkr.methods import Method
 from rkr.methods.learner import Outcome, Phase, ReadSamples
-from rkr.methods.zeroshot import Lzsl, ZeroShot
+from rkr.methods.zeroshot import ZeroShot
 from rkr.methods.zeroshot import learner as learner_module
+from rkr.methods.zeroshot.lzsl import Lzsl
 
 
 @pytest.fixture(autouse=True)
