@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from rkr.core.conventions import counting, set_classes
 from rkr.core.exchange import restore
 from rkr.core.state import Active, TaskState
 
@@ -28,6 +29,7 @@ def plain_copy(model: RectifiedModel, task: TaskState) -> nn.Module:
             for name, tensor in layer.merged_tensors(task).items():
                 if tensor is not None:
                     _replace(module, name, tensor.clone())
+    set_classes(counting(plain), task)
     for key, p in plain.named_parameters():
         p.requires_grad_(model.user_requires_grad.get(key, True))
     return plain
