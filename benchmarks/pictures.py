@@ -40,7 +40,7 @@ def run(network: str = "") -> None:
     squares = torch.stack([zoo.preparation.square(data)] * BATCH)
     x = zoo.preparation.normalised(zoo.preparation.centre(squares))
     y = torch.arange(BATCH) % CLASSES
-    learner = PictureLearner(zoo.model, settings, [BATCH] * CLASSES)
+    learner = PictureLearner(zoo.model, settings)
     learner.begin(SeenTask(0, "t", tuple(map(str, range(CLASSES))), 0))
     optimizer = torch.optim.AdamW(learner.groups(), lr=1e-6)
     plain = _plain()

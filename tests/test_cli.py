@@ -25,7 +25,10 @@ from rkr.registry import datasets, networks
 from rkr.report.reproduce import exhibit_names
 
 Command = Callable[..., tuple[int, str, str]]
-COMMANDS = ("demo", "run", "reproduce", "tune", "features", "compare", "report", "list", "cost")
+COMMANDS = (
+    *("learn", "predict", "tasks", "evaluate", "export", "push", "pull"),
+    *("demo", "run", "reproduce", "tune", "features", "compare", "report", "list", "cost"),
+)
 
 
 def test_list_names_all(command: Command) -> None:

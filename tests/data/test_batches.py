@@ -10,8 +10,9 @@ from PIL import Image
 from torch import Tensor
 
 import rkr
-from rkr.data import Augment, Batches, Images
-from rkr.data.augment import Draws, apply
+from rkr.data import Augment, Batches, Images, Pictures
+from rkr.data.augment import Crops, Draws, apply
+from rkr.errors import UsageError
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.25)
 
@@ -187,3 +188,71 @@ def test_errors(options: dict, match: str) -> None:
         Augment(pad=-1)
     with pytest.raises(rkr.UsageError, match="rotate must be"):
         Augment(rotate=200)
+
+
+class Squares:
+    """Squares of pictures in memory."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x, self.side, self.names = x, x.shape[-1], [bytes([i]) for i in range(len(x))]
+
+    def read(self, rows: Tensor) -> Tensor:
+        return self.x[rows]
+
+
+def pictures(n: int = 10, side: int = 20, size: int = 16) -> Pictures:
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (n, 3, side, side), generator=draw, dtype=torch.uint8)
+    return Pictures(Squares(x), torch.arange(n), torch.arange(n) % 3, size)
+
+
+PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1 / 255, 1 / 255, 1 / 255)}
+
+
+def test_pictures_are_cut_from_the_centre() -> None:
+    given = pictures()
+    found = torch.cat([x for x, _ in Batches(given, 4, **PLAIN)])
+    torch.testing.assert_close(found, given.read(torch.arange(10))[:, :, 2:18, 2:18].float())
+
+
+def test_crops_without_zoom_have_the_network_s_size() -> None:
+    crops = Crops.draw(1000, Augment(pad=0, flip=True), 0.8, torch.Generator().manual_seed(0))
+    assert (crops.half.abs() == 0.8).all()
+    assert crops.centre.abs().max() <= 0.2 + 1e-6
+    assert (crops.half[:, 0] < 0).float().mean().item() == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_crop_is_the_box_resized() -> None:
+    x = torch.arange(64.0).view(1, 1, 8, 8).to(torch.uint8)
+    whole = Crops(torch.zeros(1, 2), torch.ones(1, 2))
+    assert torch.equal(whole.cut(x, 8), x.float())
+    flipped = Crops(torch.zeros(1, 2), torch.tensor([[-1.0, 1.0]]))
+    assert torch.equal(flipped.cut(x, 8), x.float().flip(3))
+    corner = Crops(torch.tensor([[-0.5, 0.5]]), torch.tensor([[0.5, 0.5]]))  # left below
+    assert torch.equal(corner.cut(x, 4), x[:, :, 4:, :4].float())
+
+
+def test_zoom_draws_areas_uniformly() -> None:
+    crops = Crops.draw(20_000, Augment(pad=0, flip=False, zoom=0.25), 0.8, torch.Generator().manual_seed(1))
+    area, ratio = crops.half.prod(1), crops.half[:, 0] / crops.half[:, 1]
+    assert crops.half.max() <= 1
+    assert (crops.centre.abs() + crops.half <= 1 + 1e-6).all()
+    assert area.min() >= 0.25 * 0.75  # a box too wide is cut
+    assert ratio.min() >= 3 / 4 - 1e-6
+    assert ratio.max() <= 4 / 3 + 1e-6
+    assert area.mean().item() == pytest.approx(0.6, abs=0.02)
+
+
+def test_an_epoch_of_pictures_resumes_anywhere() -> None:
+    batches = Batches(pictures(), 3, seed=7, augment=Augment(pad=0, zoom=0.3), **PLAIN)
+    whole, rest = list(batches.iter_from(2)), list(batches.iter_from(2, 2))
+    for (x, y), (a, b) in zip(whole[2:], rest, strict=True):
+        assert torch.equal(x, a)
+        assert torch.equal(y, b)
+    assert not torch.equal(whole[0][0], next(batches.iter_from(3))[0])
+
+
+@pytest.mark.parametrize("augment", [Augment(pad=4), Augment(pad=0, rotate=5.0)])
+def test_pictures_are_neither_padded_nor_rotated(augment: Augment) -> None:
+    with pytest.raises(UsageError, match="neither padded nor rotated"):
+        Batches(pictures(), seed=0, augment=augment, **PLAIN)

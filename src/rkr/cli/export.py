@@ -22,8 +22,8 @@ def export(
     style: Annotated[
         Literal["merged", "all", "adapter"],
         typer.Option(
-            help="merged: one task as a plain network; all: the base and every task, chosen by an input; "
-            "adapter: the base, with a task's tensors as inputs."
+            help="Style: merged (one task as a plain network), all (the base and every task, chosen by an input) or "
+            "adapter (the base, with a task's tensors as inputs)."
         ),
     ] = "merged",
 ) -> None:

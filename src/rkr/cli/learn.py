@@ -47,7 +47,7 @@ def learn(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="efficientnet-lite0 (default), timm:NAME, torchvision:NAME, transformers:NAME or "
+            help="Network: efficientnet-lite0 (default), timm:NAME, torchvision:NAME, transformers:NAME or "
             "package.module:function.",
             rich_help_panel=NETWORK,
         ),

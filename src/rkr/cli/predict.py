@@ -34,7 +34,9 @@ def predict(
     ] = 0.05,
     format_: Annotated[
         Literal["table", "csv", "json"] | None,
-        typer.Option("--format", help="table (default), csv (default with --out) or json.", rich_help_panel=OUTPUT),
+        typer.Option(
+            "--format", help="Format: table (default), csv (default with --out) or json.", rich_help_panel=OUTPUT
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File to write instead of the screen.", rich_help_panel=OUTPUT)

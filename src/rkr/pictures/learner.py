@@ -23,15 +23,14 @@ class PictureLearner(Learner):
     Args:
         model: The zoo's model.
         settings: How the task is trained.
-        counts: Training pictures of each class.
     """
 
     isolating = True
 
-    def __init__(self, model: RectifiedModel, settings: Settings, counts: Sequence[int]) -> None:
+    def __init__(self, model: RectifiedModel, settings: Settings) -> None:
         assert model.head is not None
         super().__init__(lambda: model.network, model.head)
-        self.model, self.settings, self.counts = model, settings, tuple(counts)
+        self.model, self.settings = model, settings
         self.rows: Tensor | None = None  # training pictures of an epoch, some repeated; None: each once
 
     def begin(self, task: SeenTask) -> None:

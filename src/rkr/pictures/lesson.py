@@ -24,7 +24,7 @@ from torch.optim import AdamW, Optimizer
 from rkr.core import RectifiedModel
 from rkr.core.files import base_fingerprint
 from rkr.data import Augment, Pictures, Stream, Task, Training
-from rkr.errors import FileError
+from rkr.errors import FileError, UsageError
 from rkr.experiment.events import Preparing, Started, Stopped, TaskEnd, Watch
 from rkr.experiment.execution import Execution
 from rkr.experiment.folder import RunFolder
@@ -132,9 +132,8 @@ class Lesson(Loop):
         super().__init__(
             spec, stream, RunFolder(folder), fabric, watch, execution or Execution(save_minutes=SAVE_MINUTES)
         )
-        counts = torch.bincount(train.y, minlength=len(classes)).tolist()
         self._model, self._settings, self._classes = model, settings, classes
-        self._learner: PictureLearner = PictureLearner(model, settings, counts)
+        self._learner: PictureLearner = PictureLearner(model, settings)
         self._file = folder / "state.safetensors"
         self._identity = identity(model, stream, settings)
         self._stop = False
@@ -202,6 +201,8 @@ class Lesson(Loop):
     def _start(self, features: Tensor, y: Tensor) -> float | None:
         """Begin from a linear probe, the decay chosen on the validation part. Its accuracy there."""
         if not self._learner.takes_probe:
+            if not self._settings.rank:
+                raise UsageError("--rank 0 needs a network whose classification layer is a Linear with a bias")
             return None
         n, classes = len(self.stream.tasks[0].training.train), len(self._classes)
         rows = torch.arange(n) if self._learner.rows is None else self._learner.rows

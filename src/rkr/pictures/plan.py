@@ -78,7 +78,7 @@ def plan(request: Request, accelerator: str = "auto", precision: str | None = No
     counts = Counter(picture.label for picture in pictures).most_common()
     squares, decode = _decoded([p.path for p in pictures], zoo.preparation)
     base_bytes = sum(t.nbytes for t in zoo.model.network.state_dict().values())
-    learner = PictureLearner(zoo.model, request.settings, [0] * len(classes))
+    learner = PictureLearner(zoo.model, request.settings)
     learner.begin(SeenTask(0, request.task, classes, 0))
     task = zoo.model.tasks[request.task]
     zoo.model.to(fabric.device)

@@ -18,7 +18,18 @@ from rich.console import Console
 from rkr.errors import UsageError
 from rkr.experiment.display import Live, Plain, choose_display
 from rkr.experiment.display.live import _Row, layout
-from rkr.experiment.events import CandidateEnd, EpochEnd, Event, Failed, Finished, Progress, Started, Stopped, TaskEnd
+from rkr.experiment.events import (
+    CandidateEnd,
+    EpochEnd,
+    Event,
+    Failed,
+    Finished,
+    Preparing,
+    Progress,
+    Started,
+    Stopped,
+    TaskEnd,
+)
 
 
 class Screen:
@@ -341,5 +352,28 @@ with choose_display("auto") as watch:
 def test_events_are_all_known() -> None:
     """A new kind of event needs a place in the displays."""
     assert {kind.__name__ for kind in Event.__subclasses__()} == {
-        *("Started", "Progress", "EpochEnd", "CandidateEnd", "TaskEnd", "Finished", "Stopped", "Failed")
+        *("Started", "Preparing", "Progress", "EpochEnd", "CandidateEnd", "TaskEnd", "Finished", "Stopped", "Failed")
     }
+
+
+def test_what_is_done_before_training() -> None:
+    file = io.StringIO()
+    display = Live(
+        console=Console(file=file, width=70, force_terminal=True, color_system=None), clock=iter(range(99)).__next__
+    )
+    with display as watch:
+        watch(Preparing("birds", "pictures", 30, 120))
+        assert "pictures 30/120" in file.getvalue()
+        watch(Started("birds", "zoo", ("birds",), 6, 1, 0, False))
+        watch(Progress("birds", 1, "birds", 0, 6, 1, 4, 0.5, 0.25, 0.1, None))
+    last = file.getvalue().rpartition("pictures 30/120")[2]
+    assert "epoch 1/6" in last
+
+
+def test_plain_lines_before_training() -> None:
+    file, now = io.StringIO(), [0.0]
+    with Plain(file, every=10.0, clock=lambda: now[0]) as watch:
+        for count in (1, 50, 90, 110):
+            watch(Preparing("birds", "pictures", count, 120))
+            now[0] += 6
+    assert file.getvalue() == "birds: pictures 90/120\n"
