@@ -216,7 +216,7 @@ def test_accelerate(precision: str) -> None:
 
     def loop(model: rkr.RectifiedModel, x: Tensor, y: Tensor) -> None:
         accelerator = accelerate.Accelerator(mixed_precision=precision, cpu=True)
-        optimizer = torch.optim.SGD(model.task_parameters(), lr=0.1, momentum=0.9)
+        optimizer = torch.optim.SGD(model.task_parameters(), lr=0.02, momentum=0.9)
         loader = DataLoader(TensorDataset(x, y), batch_size=16)
         prepared, optimizer, loader = accelerator.prepare(model, optimizer, loader)
         model.train()
@@ -252,14 +252,14 @@ def test_lightning(tmp_path: Path) -> None:
             self.log("loss", F.cross_entropy(self.model(batch[0]), batch[1]))
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.model.task_parameters(groups=True), lr=0.1, momentum=0.9)
+            return torch.optim.SGD(self.model.task_parameters(groups=True), lr=0.02, momentum=0.9)
 
     def loop(model: rkr.RectifiedModel, x: Tensor, y: Tensor) -> None:
         loader = DataLoader(TensorDataset(x, y), batch_size=16)
         trainer = lightning.Trainer(
             max_epochs=8, accelerator="cpu", default_root_dir=tmp_path / str(model.task), enable_progress_bar=False
         )
-        module = Module(model)
+        module = Module(model.train())
         trainer.fit(module, loader, loader)
         assert trainer.global_step == 16
         saved = torch.load(trainer.checkpoint_callback.best_model_path)["state_dict"]
@@ -525,7 +525,7 @@ def test_a_step_by_torch_func_forgets_nothing() -> None:
             return F.cross_entropy(torch.func.functional_call(model, parameters, (x,)), y)
 
         model.eval()
-        for _ in range(10):
+        for _ in range(40):
             found = dict(model.named_parameters())
             gradients = torch.func.grad(loss)({name: found[name].detach() for name in names})
             with torch.no_grad():
