@@ -28,12 +28,8 @@ def export(
     ] = "merged",
 ) -> None:
     """Write tasks of a model as an ONNX file, for programs without PyTorch."""
-    import rkr
     from rkr.pictures.zoo import open_zoo
 
-    write = getattr(rkr, "export", None)
-    if write is None:
-        raise UsageError("this version of rkr has no export")
     zoo = open_zoo(model, device="cpu")
     names = [zoo.chosen(name) for name in task] if task else list(zoo.tasks)
     if style == "merged" and len(names) != 1:
