@@ -98,7 +98,7 @@ def test_cost_for_machines(command: Command) -> None:
 
 @pytest.mark.parametrize(
     ("method", "percent"),
-    [("ccll", "100.70"), ("pgn", "170.73"), ("hnet", "97.85"), ("separate", "1000.00"), ("apd", None), ("icarl", None)],
+    [("ccll", "100.70"), ("pgn", "170.73"), ("hnet", "97.53"), ("separate", "1000.00"), ("apd", None), ("icarl", None)],
 )
 def test_cost_of_other_methods(command: Command, method: str, percent: str | None) -> None:
     """After ten tasks; where training decides on the size, that is said."""
@@ -109,7 +109,7 @@ def test_cost_of_other_methods(command: Command, method: str, percent: str | Non
     if percent is None:
         before = "this is before it" if method == "apd" else "this is with a full memory"
         assert lines[-1] == f"training decides on the size of {method}: {before}"
-        assert lines[-3].split()[2] == ("252.04" if method == "icarl" else "100.42")
+        assert lines[-3].split()[2] == ("100.00" if method == "icarl" else "100.42")
     else:
         assert lines[-2].split()[2] == percent
     found = json.loads(command("cost", *words, "--method", method, "--json")[1])
@@ -122,9 +122,9 @@ def test_cost_of_other_methods(command: Command, method: str, percent: str | Non
     [
         ("base", "100.00"),
         ("sft", "100.00"),
-        ("l1", "200.00"),
-        ("l2", "200.00"),
-        ("lzsl", "200.00"),
+        ("l1", "100.00"),
+        ("l2", "100.00"),
+        ("lzsl", "100.00"),
         ("original", "400.00"),
     ],
 )

@@ -11,6 +11,7 @@ from rkr.errors import FileError, RkrError, UsageError
 if TYPE_CHECKING:
     from rkr import networks
     from rkr.core.cost import Cost
+    from rkr.core.export import export, export_adapter
     from rkr.core.model import RectifiedModel, load, rectify
     from rkr.core.options import Options
     from rkr.experiment.learned import load_learner
@@ -31,6 +32,8 @@ __all__ = [
     "RkrError",
     "UsageError",
     "Zoo",
+    "export",
+    "export_adapter",
     "learn",
     "load",
     "load_learner",
@@ -48,6 +51,8 @@ _PLACES = {
     "Options": "rkr.core.options",
     "RectifiedModel": "rkr.core.model",
     "Zoo": "rkr.pictures.zoo",
+    "export": "rkr.core.export",
+    "export_adapter": "rkr.core.export",
     "learn": "rkr.pictures.learn",
     "load": "rkr.core.model",
     "load_learner": "rkr.experiment.learned",

@@ -179,7 +179,7 @@ class Method(Entry):
         """A learner that has seen nothing yet. `make` is a function, as some methods need several networks."""
         from rkr.validation import plain, sentence
 
-        if hasattr(make, "named_modules") and not isinstance(make, type):
+        if _is_module(make):
             name = type(make).__name__
             raise UsageError(f"give a function that builds the network, such as lambda: {name}(...), not a network")
         found = self.wrong_option(options)
@@ -209,7 +209,7 @@ class Network(Entry):
     def build(self, **arguments: Any) -> Any:
         """The network, with random weights."""
         made = self.call(**arguments)
-        if not hasattr(made, "named_modules"):
+        if not _is_module(made):
             raise UsageError(f"{self.name} must return a torch.nn.Module, not {type(made).__name__}")
         return made
 
@@ -248,6 +248,11 @@ class Dataset(Entry):
             return None
         given = {**self.options, **options}
         return tuple(given[size] if isinstance(size, str) else size for size in self.shape)
+
+
+def _is_module(made: Any) -> bool:
+    """Whether this is an `nn.Module`. Does not import torch."""
+    return not isinstance(made, type) and hasattr(made, "named_modules")
 
 
 E = TypeVar("E", bound=Entry)

@@ -6,9 +6,9 @@ All settings are pydantic models: those of recipes subclass `Settings`, options 
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import json
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -107,21 +107,24 @@ def _constructors(cls: type) -> Iterator[Callable[..., Any]]:
                 return
 
 
-def _signature(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The parameters with their types; `Any` for those whose types cannot be found."""
+def _signature(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """The parameters with their types. Types that only type checkers import are `Any`."""
     try:
-        return dict(inspect.signature(function, eval_str=True).parameters)
-    except Exception:  # a name that only type checkers import
+        return inspect.signature(function, eval_str=True, locals=_Names(function)).parameters
+    except Exception:  # such a type with brackets, or what else cannot be evaluated
         found = inspect.signature(function).parameters
-        known = vars(sys.modules.get(function.__module__, object))
-        return {name: p.replace(annotation=_evaluated(p.annotation, known)) for name, p in found.items()}
+        return {name: p.replace(annotation=Any) for name, p in found.items()}
 
 
-def _evaluated(annotation: Any, known: Mapping[str, Any]) -> Any:
-    try:
-        return eval(annotation, dict(known)) if isinstance(annotation, str) else annotation
-    except Exception:
-        return Any
+class _Names(dict[str, Any]):
+    """What names in annotations stand for."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._known = getattr(function, "__globals__", {})
+
+    def __missing__(self, name: str) -> Any:
+        return self._known.get(name, getattr(builtins, name, Any))
 
 
 def model_of(

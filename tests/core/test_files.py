@@ -1627,7 +1627,7 @@ def helper() -> Iterator[Helper]:
     helper = Helper()
     yield helper
     helper.process.stdin.close()
-    assert helper.process.wait(timeout=10) == 0
+    assert helper.process.wait(timeout=100) == 0
 
 
 class States:

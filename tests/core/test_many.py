@@ -146,6 +146,8 @@ def test_what_works_with_tasks_in_memory_works_with_tasks_in_files(folder: Path,
 def test_conversions_reach_tasks_in_files(steps: list[str], folder: Path, tmp_path: Path) -> None:
     eager, lazy = build(), load(folder)
     lazy.tasks["t1"]
+    lazy.to("cpu").float()  # changes nothing
+    assert in_memory(lazy) == ["t1", "t5"]
     for step in steps:
         getattr(eager, step)()
         getattr(lazy, step)()

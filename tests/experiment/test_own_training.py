@@ -26,8 +26,11 @@ from rkr.experiment.tune import tuning
 from rkr.methods import METHODS
 from rkr.methods.learner import Phase
 from rkr.report.groups import by_method, named_apart
+from rkr.report.html.data import grouped
+from rkr.report.html.page import render
 from rkr.report.protocol import protocol
 from rkr.report.summary import own_optimizers
+from rkr.report.tables import summary_table
 
 HNET = {"optimizer": "adam", "lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0}
 SLOWER = "[methods.slower]\nlearner = 'hnet'\nchunk = 500\ntraining = { lr = 2e-3, betas = [0.5, 0.9] }\n"
@@ -132,6 +135,11 @@ def test_runs_are_compared_and_told_apart(tmp_path: Path) -> None:
     assert names == ["hnet (training.lr=0.001)", "hnet (training.lr=0.0005)", "finetune"]
     assert own_optimizers([one, plain]) == "hnet: optimizer adam, lr 0.001, momentum 0, weight_decay 0"
     assert own_optimizers([plain]) == ""
+    caption = str(summary_table([one, plain]).caption)
+    assert "own optimiser: hnet: optimizer adam, lr 0.001" in caption
+    assert "own optimiser" not in str(summary_table([plain]).caption)
+    page = render(grouped([one, plain]), [])
+    assert "With an optimiser of their own: hnet: optimizer adam, lr 0.001, momentum 0, weight_decay 0." in page
 
 
 def test_written_and_tuned_with_it(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def sizes(result: Result) -> list[Capacity]:
     network = NetworkSettings.model_validate(settings["network"])
     method = (ZERO_SHOT_METHODS if result.measure == "H" else METHODS)[settings["learner"]]
     known = {key: value for key, value in settings["options"].items() if key in method.options}
-    learner: Learner = method.build(network.build, network.head, **known)
+    learner: Learner = method.build(network.build, network.head, **{**method.learner.unrecorded, **known})
     found, start = [], 0
     for number, task in enumerate(stream["tasks"]):
         more: dict[str, Any] = {}

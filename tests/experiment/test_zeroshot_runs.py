@@ -310,7 +310,7 @@ def test_ridge_is_not_loaded(recipe: Path) -> None:
         data=str(recipe.parent / "data"),
     )
     assert run_plan(plan, Execution(threads=1), lambda _: None)
-    with pytest.raises(UsageError, match="only the package's methods that train a network can be loaded, not 'ridge'"):
+    with pytest.raises(UsageError, match="only methods that train a network can be loaded, not 'ridge'"):
         rkr.load_learner(plan.folder(plan.specs[0]))
 
 

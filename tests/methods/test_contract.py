@@ -262,7 +262,7 @@ def test_an_exported_learner_is_restored_with_the_same_answers_and_capacity(
     found.learner.export(tmp_path / "model")
     files = [path for path in (tmp_path / "model").rglob("*") if path.is_file()]
     assert any(path.suffix == ".safetensors" for path in files)
-    assert {path.suffix for path in files} <= {".safetensors", ".json"}
+    assert {path.suffix for path in files if path.name != "zoo.lock"} <= {".safetensors", ".json"}
     other = begun(setting, name)
     other.restore(tmp_path / "model")
     for mine, theirs in zip(answers(other, setting), found.answers[-1], strict=True):

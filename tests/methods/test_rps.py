@@ -536,14 +536,16 @@ def test_capacity() -> None:
         teacher = 4 * (old * path + heads[number - 1]) + old * statistics if number else 0
         assert capacity.network == plain
         room = 150 * 3072  # for samples, until some are kept
-        assert capacity.bytes == 4 * (paths * path + heads[number]) + paths * statistics + teacher + room
-        assert capacity.parameters == plain + (paths - 1) * path + (teacher + room) // 4
+        assert capacity.bytes == 4 * (paths * path + heads[number]) + paths * statistics
+        assert capacity.parameters == plain + (paths - 1) * path
+        assert (capacity.further, capacity.further_bytes) == (room // 4, room)  # the teacher is copied anew
         assert capacity.multiply_adds == body + 500 * 100 + (paths - 1) * body
         assert learner.teacher is None or nbytes(learner.teacher) == teacher
     learner.memory.keep([torch.arange(9)] * 10)
     learner.sample_bytes.fill_(3072)
-    assert learner.capacity().bytes == capacity.bytes + (10 * 3 - 150) * 3072
-    assert learner.capacity().percent == pytest.approx(100 * (capacity.parameters + (10 * 3 - 150) * 768) / plain)
+    assert learner.capacity().further_bytes == 10 * 3 * 3072
+    assert learner.capacity().percent == capacity.percent
+    assert learner.capacity().percent_to_learn == pytest.approx(100 * (capacity.parameters + 10 * 3 * 768) / plain)
 
 
 @pytest.mark.parametrize(

@@ -261,7 +261,7 @@ def test_what_stops_before_training() -> None:
             built("sft").begin(task)
     learner = built("sft", classifier={})
     learner.begin(first)
-    with pytest.raises(UsageError, match=r"'t0' has no validation samples .* set classifier\.epochs"):
+    with pytest.raises(UsageError, match=r"'t0' has no validation samples .* set classifier\.steps"):
         learner.end(lambda: iter([features(first)]))
     for name, options in (("l1", {"norm": 3}), ("l2", {"strength": -1}), ("rkr", {"init": "x"})):
         with pytest.raises(UsageError, match=f"{next(iter(options))} must be"):

@@ -273,7 +273,7 @@ def test_a_figure_that_fails_is_told(results, tmp_path, monkeypatch):
     def broken(*_):
         raise ZeroDivisionError("by nothing")
 
-    monkeypatch.setattr(figures, "during_after", broken)
+    monkeypatch.setitem(figures.FIGURES, "during_after", broken)
     told = []
     written = figures.write_figures(
         results, tmp_path, "toy-", failed=lambda path, error: told.append((path, error)), each_run=False

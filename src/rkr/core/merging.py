@@ -8,29 +8,40 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from rkr.core.conventions import counting, set_classes
 from rkr.core.exchange import restore
 from rkr.core.state import Active, TaskState
 
 if TYPE_CHECKING:
+    from rkr.core.adapters.base import TargetLayer
     from rkr.core.model import RectifiedModel
 
 
 def plain_copy(model: RectifiedModel, task: TaskState) -> nn.Module:
     """A copy of the user's network that computes what the task computes, without any part of this package."""
-    model.tensors.restore_shared()
-    plain = copy.deepcopy(model.network, {id(model.active): Active()})  # without the tasks
-    modules = dict(plain.named_modules())
+    plain, copies = bare_copy(model)
     with torch.no_grad():
-        for layer in model.layers:
-            module = modules[layer.path]
-            restore(module)
+        for layer, copied in zip(model.layers, copies, strict=True):
+            module = copied.module
             layer.fit(module, task)
             for name, tensor in layer.merged_tensors(task).items():
                 if tensor is not None:
                     _replace(module, name, tensor.clone())
+    set_classes(counting(plain), task)
     for key, p in plain.named_parameters():
         p.requires_grad_(model.user_requires_grad.get(key, True))
     return plain
+
+
+def bare_copy(model: RectifiedModel) -> tuple[nn.Module, list[TargetLayer]]:
+    """A copy of the user's network that computes with the base, and the copies of the model's target layers."""
+    model.tensors.restore_shared()
+    network = copy.deepcopy(model.network, {id(model.active): Active()})  # without the tasks
+    modules = dict(network.named_modules())
+    layers = [modules[layer.path]._rkr for layer in model.layers]
+    for layer in layers:
+        restore(layer.module)
+    return network, layers
 
 
 def _replace(module: nn.Module, name: str, tensor: Tensor) -> None:

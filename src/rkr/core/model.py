@@ -16,6 +16,7 @@ from rkr.core.adapters import Adapter, NormLayer, TargetLayer
 from rkr.core.adapters.norm import norm_parameters
 from rkr.core.arguments import check_name, class_list
 from rkr.core.buffers import lent_buffers
+from rkr.core.conventions import counting, forward_like, with_classes
 from rkr.core.exchange import exchange, is_exchanged, layer_of, restore
 from rkr.core.find import find_layers
 from rkr.core.index import Changes
@@ -112,8 +113,10 @@ class RectifiedModel(nn.Module):
         self._base_at_start: Any = None  # version of the base when the task that trains it was added
         self.user_requires_grad = {n: p.requires_grad for n, p in network.named_parameters()}
         self._base_known: tuple[Any, str] | None = None  # checksums and fingerprint of the base at the last check
+        self._counting: list[Any] | None = None  # see `counting`; None: not known yet
         self._rowwise: bool | None = None  # see `is_rowwise`; None: not known yet
         self.register_load_state_dict_post_hook(_keep_what_was_loaded)  # type: ignore[no-untyped-call]
+        self.__dict__["forward"] = forward_like(self, network)
         if attach:
             self.attach()
 
@@ -267,17 +270,21 @@ class RectifiedModel(nn.Module):
 
     # -- computing ----------------------------------------------------------------------------------------
 
-    def forward(self, *args: Any, tasks: Sequence[str] | None = None, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, labels: Any = None, tasks: Sequence[str] | None = None, **kwargs: Any) -> Any:
         """Run the network for the task in use, or for a batch with one task per sample.
 
         Args:
             args: Passed to the network.
+            labels: Passed to the network, unless None. transformers' models compute the loss from them, here for the
+                task's number of classes.
             tasks: A task's name for each sample of the batch. The result is one tensor, each row padded with -inf
                 beyond its task's classes. Tensors among the arguments, also within lists and dictionaries, are
                 taken apart by task if their first dimension is that of the first one; others go to every task.
             kwargs: Passed to the network.
         """
         self.check_owner()
+        if labels is not None:
+            kwargs["labels"] = labels
         try:
             with self._as_when_frozen():
                 if tasks is not None:
@@ -431,6 +438,10 @@ class RectifiedModel(nn.Module):
         self.active.cache.clear()
         self.replicas.clear()
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.__dict__["forward"] = forward_like(self, self.network)
+
     def _apply(self, fn: Any, recurse: bool = True) -> RectifiedModel:
         self.refresh()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -450,7 +461,12 @@ class RectifiedModel(nn.Module):
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any], task: TaskState | None) -> Any:
         """One pass of the network as the update runs it. `task` is None for a mixed batch."""
         with lent_buffers(self.layers):
-            return self.update.run(self.network, args, kwargs, task)
+            if "labels" not in kwargs:
+                return self.update.run(self.network, args, kwargs, task)
+            if self._counting is None:
+                self._counting = counting(self.network)
+            with with_classes(self._counting, task):
+                return self.update.run(self.network, args, kwargs, task)
 
     def restore_tasks(self, tasks: Sequence[TaskState]) -> None:
         """Take over the tasks of a saved model whose base was being trained, its own normalisation included."""

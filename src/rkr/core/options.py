@@ -21,7 +21,7 @@ def whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, BeforeValidator(validation.plain), Field(ge=1)]
 Layers = bool | Literal["conv", "linear"]
 Patterns = Annotated[Sequence[str], BeforeValidator(patterns), AfterValidator(tuple)]
 

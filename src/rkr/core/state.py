@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from rkr.core.conventions import scoped
 from rkr.errors import UsageError
 
 if TYPE_CHECKING:
@@ -50,6 +51,10 @@ class TaskState(nn.Module):
             self.own(name, value)
         else:
             super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        """Names up to a dot are modules: `torch.func.functional_call` walks along them."""
+        return scoped(self, name) or super().__getattr__(name)
 
     def emptied(self) -> TaskState:
         """The task without its tensors."""

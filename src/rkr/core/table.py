@@ -263,7 +263,9 @@ class TaskTable(nn.Module):
                 after = [fn(p.clone()) for p in probes]
                 if any(a.dtype is not p.dtype or a.stride() != p.stride() for a, p in zip(after, probes, strict=True)):
                     self.casts.append(fn)
-            self.shrink(0)  # quicker than to convert them
+            first = next(iter(self._kept), None)
+            if first is not None and any(fn(t) is not t for t in self[first].tensors().values()):
+                self.shrink(0)  # quicker than to convert them
             still = [name for name in self._kept if self.is_as_stored(name)]
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
             for name in still:

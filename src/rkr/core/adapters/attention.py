@@ -11,6 +11,8 @@ from typing import Any, cast
 from torch import nn
 
 from rkr.core.adapters.base import Adapter, MultiplyAdds
+from rkr.core.portable import Portable, PortableByWeight, Tasks
+from rkr.core.portable.attention import PortableAttention
 
 
 class AttentionAdapter(Adapter):
@@ -18,6 +20,10 @@ class AttentionAdapter(Adapter):
 
     properties = ("in_proj_weight", "in_proj_bias")
     weight_name, bias_name = "in_proj_weight", "in_proj_bias"
+
+    def portable(self, tasks: Tasks) -> Portable:
+        plain = self.original.forward is nn.MultiheadAttention.forward  # type: ignore[attr-defined]
+        return (PortableAttention if plain else PortableByWeight)(self, tasks)
 
     @classmethod
     def multiply_adds(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from rkr.core import kernels
 from rkr.core.buffers import SharedBuffers
 from rkr.core.options import Options
+from rkr.core.portable import LowRank, Portable, PortableByWeight, Tasks
 from rkr.core.rectification import formula, lm_std
 from rkr.core.state import Active, TaskState, is_statistic
 from rkr.core.updates import LayerUpdate, Rectification
@@ -179,6 +180,10 @@ class TargetLayer:
     def fit(self, module: nn.Module, task: TaskState) -> None:
         """Set attributes of the plain copy that depend on the task."""
 
+    def portable(self, tasks: Tasks) -> Portable | None:
+        """The layer in a traced copy of the network (`rkr.core.portable`); None if tasks do not change it."""
+        return None
+
     # -- cost ---------------------------------------------------------------------------------------------
 
     def cost_group(self, name: str) -> str:
@@ -225,6 +230,7 @@ class Adapter(TargetLayer):
     * `channel_dim` is the dimension of the output that has the channels or features; the last by default.
     * `family` says which options apply: "linear" or "conv" (`Options.rectify_weights`, `Options.scale_outputs`).
     * `rectify_input` may compute the training step in a faster way than through the whole weight.
+    * `portable_layer` may give a faster form for export than one in which each task's weight is built in the graph.
     * `takes` may refuse some modules, and `multiply_adds` tells what a call costs.
 
     Everything else follows: initial values, merging and its cache, mixed batches, task files and cost. The adapter must
@@ -241,6 +247,9 @@ class Adapter(TargetLayer):
 
     convolves: ClassVar[bool] = False
     """Whether the layer is a convolution."""
+
+    portable_layer: ClassVar[type[LowRank]] = PortableByWeight
+    """What the layer becomes in a traced network, if it computes what this class's `apply` says."""
 
     apply: ClassVar[Callable[..., Tensor] | None] = None
     """`apply(self, input, weight, bias, *args, **kwargs)`: the module's output for a weight as it is stored."""
@@ -353,6 +362,12 @@ class Adapter(TargetLayer):
                 found = weight if pack is None else pack(weight), self.update.bias(self, task)
             cache.put(task, place, sources, *found)
         return found
+
+    def portable(self, tasks: Tasks) -> Portable | None:
+        made = next(cls for cls in type(self).__mro__ if "portable_layer" in vars(cls))
+        same = self.is_plain and type(self).apply is made.apply  # type: ignore[attr-defined]
+        thin = same and (self.options.layout == "axes" or len(self.shape) == 2)
+        return (self.portable_layer if thin else PortableByWeight)(self, tasks)
 
     def merged_tensors(self, task: TaskState) -> dict[str, Tensor | None]:
         return dict(zip((self.weight_name, self.bias_name), self.merged(task), strict=True))

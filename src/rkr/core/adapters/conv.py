@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from rkr.core import kernels
 from rkr.core.adapters.base import Adapter, MultiplyAdds, autocasts, needs_grad
 from rkr.core.options import Options
+from rkr.core.portable.conv import PortableConv
 from rkr.core.rectification import conv_lm_std
 from rkr.core.state import Active
 from rkr.core.updates import LayerUpdate
@@ -34,6 +35,7 @@ class ConvAdapter(Adapter):
     family = "conv"
     same_methods = ("forward", "_conv_forward")
     per_sample = standard = convolves = True
+    portable_layer = PortableConv
     module: nn.Conv2d
 
     def __init__(self, path: str, module: nn.Module, active: Active, options: Options, update: LayerUpdate) -> None:

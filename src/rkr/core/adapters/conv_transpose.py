@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rkr.core.adapters.base import Adapter, MultiplyAdds, first_input
 from rkr.core.options import Options
+from rkr.core.portable.conv import PortableConvTranspose
 from rkr.core.rectification import conv_lm_std
 from rkr.core.state import Active
 from rkr.core.updates import LayerUpdate
@@ -26,6 +27,7 @@ class ConvTransposeAdapter(Adapter):
 
     family = "conv"
     per_sample = True
+    portable_layer = PortableConvTranspose
     module: nn.ConvTranspose2d
 
     def __init__(self, path: str, module: nn.Module, active: Active, options: Options, update: LayerUpdate) -> None:

@@ -7,13 +7,15 @@ LM has a row for each entry of the table, RM and F a column for each feature.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rkr.core.adapters.base import Adapter, MultiplyAdds
 from rkr.core.adapters.linear import TransposedLinearAdapter
+from rkr.core.portable import LowRank
+from rkr.core.portable.linear import PortableEmbedding, PortableEmbeddingBag
 
 
 class EmbeddingAdapter(Adapter):
@@ -24,6 +26,7 @@ class EmbeddingAdapter(Adapter):
 
     properties = ("weight",)
     per_sample = True
+    portable_layer: ClassVar[type[LowRank]] = PortableEmbedding
     module: nn.Embedding
 
     canonical = TransposedLinearAdapter.canonical
@@ -75,6 +78,7 @@ class EmbeddingBagAdapter(EmbeddingAdapter):
     """Sums and means of rows. `mode="max"` is not rectified: a maximum cannot be scaled by a negative F."""
 
     module: nn.EmbeddingBag  # type: ignore[assignment]
+    portable_layer: ClassVar[type[LowRank]] = PortableEmbeddingBag
     per_sample = False  # with offsets, dimension 0 has no samples
 
     @classmethod

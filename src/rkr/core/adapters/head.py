@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from rkr.core.adapters.base import NeedsGrouping, TargetLayer
 from rkr.core.adapters.conv import CONVS
+from rkr.core.portable import Portable, Tasks
+from rkr.core.portable.head import PortableHead
 from rkr.core.state import TaskState, clone_state
 from rkr.errors import UsageError
 
@@ -94,6 +96,9 @@ class HeadLayer(TargetLayer):
     def fit(self, module: nn.Module, task: TaskState) -> None:
         plain: Any = module
         setattr(plain, "out_features" if isinstance(module, nn.Linear) else "out_channels", task.classes)
+
+    def portable(self, tasks: Tasks) -> Portable:
+        return PortableHead(self, tasks)
 
     def cost_group(self, name: str) -> str:
         return "head"

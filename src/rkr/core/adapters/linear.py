@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rkr.core import kernels
 from rkr.core.adapters.base import Adapter, MultiplyAdds, autocasts, first_input
+from rkr.core.portable.linear import PortableLinear
 
 if TYPE_CHECKING:
     from rkr.core.mixed import MixedBatch
@@ -20,6 +21,7 @@ class LinearAdapter(Adapter):
     """`y = x W' + b` with W (outputs, inputs)."""
 
     per_sample = standard = one_product = True
+    portable_layer = PortableLinear
 
     def apply(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(input, self.canonical(weight), bias)

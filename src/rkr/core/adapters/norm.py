@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from rkr.core.adapters.base import NeedsGrouping, TargetLayer, join
 from rkr.core.buffers import own_buffers
 from rkr.core.options import Options
+from rkr.core.portable import Portable, Tasks
+from rkr.core.portable.norm import PortableNorm
 from rkr.core.state import STATISTICS, Active, TaskState, is_statistic
 from rkr.core.updates import LayerUpdate
 
@@ -81,6 +83,9 @@ class NormLayer(TargetLayer):
 
     def merged_tensors(self, task: TaskState) -> dict[str, Tensor | None]:
         return {name: self.own(task, name) for name in self._base()}
+
+    def portable(self, tasks: Tasks) -> Portable | None:
+        return PortableNorm(self, tasks) if self._base() else None
 
     def cost_group(self, name: str) -> str:
         return "statistics" if is_statistic(name) else "norm"

@@ -25,7 +25,7 @@ from rkr.report.html.data import Group, details, document, grouped, headline, pr
 from rkr.report.names import file_stem
 from rkr.report.scan import Skipped, scan
 from rkr.report.search import search_note
-from rkr.report.summary import COLUMNS
+from rkr.report.summary import COLUMNS, own_optimizers
 
 SCRIPTS = ("draw.js", "charts.js", "page.js")
 TITLE = "Continual learning results"
@@ -224,6 +224,8 @@ def _headline_note(group: Group, several: bool) -> str:
         parts.append("The column “paper” shows the values reported in the paper for this recipe.")
     if note := search_note(run for run in group.results if run.finished):
         parts.append(f"{note}.")
+    if own := own_optimizers(run for run in group.results if run.finished):
+        parts.append(f"With an optimiser of their own: {own}.")
     parts.append("Click a header to sort. All columns are defined at the end of the page.")
     return " ".join(parts)
 
