@@ -152,7 +152,7 @@ def stored() -> None:
         spent_few, *_ = written(few, lambda: small.save(few))
         idle = statistics.median(clock(model.follow) for _ in range(100))
         print(
-            f"one task more: saved in {spent:.2f} s elapsed (of {WHOLE}: {spent_few:.2f} s), {count} files and {size:,} "
+            f"one task more: saved in {spent:.2f} s elapsed (of {WHOLE}: {spent_few:.2f} s), {count} files, {size:,} "
             f"bytes written; asking whether another process changed anything {idle * 1e6:.0f} µs"
         )
 
