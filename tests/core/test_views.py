@@ -164,6 +164,45 @@ def test_view_shares_tensors_and_merged_weights() -> None:
     assert not {id(m) for m in replica.network.modules()} & {id(m) for m in model.network.modules()}
 
 
+STARTED, GO = threading.Event(), threading.Event()
+
+
+class Waits(nn.Module):
+    """Stops in the middle of the model's pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.inside = True
+        STARTED.set()
+        GO.wait(30)
+        self.inside = False
+        return x
+
+
+def test_replica_is_not_made_in_the_middle_of_a_pass() -> None:
+    """Layers may keep things in modules during a pass, which a copy would keep for good."""
+    torch.manual_seed(0)
+    network = Net()
+    network.count = Waits()
+    model = rkr.rectify(network, head="fc").eval()
+    model.add_task("a", classes=2, train_base=False)
+    view = model.for_task("a")
+    calls = [threading.Thread(target=call, args=(X,)) for call in (model, view)]
+    calls[0].start()
+    assert STARTED.wait(30)
+    calls[1].start()
+    calls[1].join(0.2)
+    assert model.replicas._free == []
+    GO.set()
+    for call in calls:
+        call.join()
+    (replica,) = model.replicas._free
+    assert not replica.network.count.inside
+
+
 def test_one_replica_serves_all_tasks_of_one_thread() -> None:
     model = build()
     for name in TASKS:

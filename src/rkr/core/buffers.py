@@ -44,11 +44,6 @@ class SharedBuffers:
         """The kept values."""
         return list(self._kept.values())
 
-    def reset(self) -> None:
-        """As between two calls."""
-        self._lent = False
-        self.restore()
-
     @property
     def lends(self) -> bool:
         """Whether there are kept values, and the module does not compute on copies already."""

@@ -286,7 +286,7 @@ class RectifiedModel(nn.Module):
         if labels is not None:
             kwargs["labels"] = labels
         try:
-            with self._as_when_frozen():
+            with self.replicas.one_at_a_time(), self._as_when_frozen():
                 if tasks is not None:
                     return mixed.run(self, args, kwargs, tasks)
                 return self.run(args, kwargs, self.active.require())

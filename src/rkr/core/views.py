@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import threading
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,6 +53,11 @@ class Replicas:
 
     def __init__(self) -> None:
         self._free: list[RectifiedModel] = []
+        self._lock = threading.RLock()
+
+    def one_at_a_time(self) -> AbstractContextManager[Any]:
+        """For the model's own calls, which may write to its modules, and for making a replica of them."""
+        return nullcontext() if torch.compiler.is_compiling() else self._lock
 
     def run(self, model: RectifiedModel, task: TaskState, args: Any, kwargs: Any) -> Any:
         """One call for a task."""
@@ -58,7 +65,8 @@ class Replicas:
         try:
             replica = free.pop()  # one step, so no two threads get the same
         except IndexError:
-            replica = replica_of(model)
+            with self.one_at_a_time():
+                replica = replica_of(model)
         replica.active.task = task
         try:
             return replica(*args, **kwargs)
@@ -93,8 +101,6 @@ def replica_of(model: RectifiedModel) -> RectifiedModel:
         active.cache = MergeCache(active.cache.limit)
     memo[id(model.active)] = active
     replica = copy.deepcopy(model, memo)
-    for layer in replica.layers:
-        layer.buffers.reset()  # another thread may be using the model's
     replica.network.eval()
     replica.__dict__["training"] = False
     return replica
