@@ -133,9 +133,9 @@ def test_linear(shape: tuple[int, ...]) -> None:
 
 
 def test_embeddings() -> None:
-    for table in (nn.Embedding(9, 4), nn.Embedding(9, 4, padding_idx=2)):
-        check(one(table), torch.randint(9, (5, 3)))
-        check(one(table, layout="reshape"), torch.randint(9, (5, 3)))
+    for layout in ("axes", "reshape"):
+        for table in (nn.Embedding(9, 4), nn.Embedding(9, 4, padding_idx=2)):
+            check(one(table, layout=layout), torch.randint(9, (5, 3)))
     for mode in ("sum", "mean"):
         check(one(nn.EmbeddingBag(9, 4, mode=mode, padding_idx=1)), torch.randint(9, (5, 3)))
 

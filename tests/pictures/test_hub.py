@@ -133,7 +133,7 @@ def run(endpoint: str, home: Path, *words: str) -> subprocess.CompletedProcess[s
         "HF_HUB_DISABLE_XET": "1",
         "PYTHONPATH": path,
     }
-    more |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "NO_PROXY": "127.0.0.1"}
+    more |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "NO_PROXY": "127.0.0.1", "HF_HUB_OFFLINE": "0"}
     words = (sys.executable, "-m", "rkr", *words)
     return subprocess.run(words, capture_output=True, text=True, env={**os.environ, **more})
 
