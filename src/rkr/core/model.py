@@ -15,6 +15,7 @@ from rkr.core import cost, files, merging, mixed, statistics, zoo
 from rkr.core.adapters import Adapter, NormLayer, TargetLayer
 from rkr.core.adapters.norm import norm_parameters
 from rkr.core.arguments import check_name, class_list
+from rkr.core.budget import with_ranks
 from rkr.core.buffers import lent_buffers
 from rkr.core.conventions import counting, forward_like, with_classes
 from rkr.core.exchange import exchange, is_exchanged, layer_of, restore
@@ -100,6 +101,9 @@ class RectifiedModel(nn.Module):
                 "model.merged(task)"
             )
         layers = find_layers(network, options, self.update, head, active)
+        allotted = with_ranks(options, layers, sum(p.numel() for p in network.parameters()))
+        if allotted is not options:
+            options, layers = allotted, find_layers(network, allotted, self.update, head, active)
         self.network = network
         self.tasks = TaskTable(self._read_task, active.cache.drop)
         self.stored: zoo.Stored | None = None  # the folder that it comes from
