@@ -149,24 +149,26 @@ def test_a_wrong_head(method: str) -> None:
     METHODS["ewc"].build(small_cnn, "fc", strength=np.float32(2))
 
 
-def test_rkr_plus_has_a_rate_for_factors() -> None:
-    """LM and RM learn faster and do not decay; everything else is as RKR's groups."""
+def test_rkr_plus_trains_factors_at_a_rate_of_their_own() -> None:
+    """LM and RM learn faster and do not decay; everything else is as RKR's groups. The first task trains the base."""
     for options, decay in (({}, {"weight_decay": 0.0}), ({"decay": True}, {})):
         learner = METHODS["rkr-plus"].build(small_cnn, "fc", rate=4.0, **options)
-        for number, task in enumerate(seen_tasks()[:2]):
-            learner.begin(task)
-            factors = {f"{layer}.{name}" for layer in ("conv1", "conv2", "fc1") for name in ("lm", "rm")}
-            named = learner.model.named_task_parameters()  # type: ignore[union-attr]
-            *others, own = learner.groups()
-            assert {id(p) for p in own["params"]} == {id(named[key]) for key in factors}
-            assert {key: value for key, value in own.items() if key != "params"} == {"lr_factor": 4.0, **decay}
-            plain = learner.model.task_parameters(groups=True)  # type: ignore[union-attr]
-            for mine, theirs in zip(others, plain, strict=True):
-                left = [p for p in theirs["params"] if id(p) not in {id(q) for q in own["params"]}]
-                assert [id(p) for p in mine["params"]] == [id(p) for p in left]
-                assert mine.get("weight_decay") == theirs.get("weight_decay")
-            assert len(list(named)) == sum(len(g["params"]) for g in learner.groups())
-            assert bool(learner.model.base_frozen) is bool(number)  # type: ignore[union-attr]
+        first, second, _ = seen_tasks()
+        learn(learner, first)
+        state = learner.model.tasks["t0"]  # type: ignore[union-attr]
+        for layer in learner.layers():  # type: ignore[operator]
+            assert not bool(state.get(f"{layer.path}.rm").any())
+            assert bool((state.get(f"{layer.path}.f") == 1).all())
+        learner.begin(second)
+        named = learner.model.named_task_parameters()  # type: ignore[union-attr]
+        *others, own = learner.groups()
+        factors = {f"{layer}.{name}" for layer in ("conv1", "conv2", "fc1") for name in ("lm", "rm")}
+        assert {id(p) for p in own["params"]} == {id(named[key]) for key in factors}
+        assert {key: value for key, value in own.items() if key != "params"} == {"lr_factor": 4.0, **decay}
+        for mine, theirs in zip(others, learner.model.task_parameters(groups=True), strict=True):  # type: ignore
+            left = [p for p in theirs["params"] if id(p) not in {id(q) for q in own["params"]}]
+            assert [id(p) for p in mine["params"]] == [id(p) for p in left]
+            assert mine.get("weight_decay") == theirs.get("weight_decay")
     numbers = {}
     for name in ("rkr", "rkr-plus"):
         learner = METHODS[name].build(small_cnn, "fc")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from rkr.core import Adapter
 from rkr.methods.learner import MakeNetwork
 from rkr.methods.rkr import Rkr
 from rkr.registry import register
@@ -13,6 +12,8 @@ from rkr.registry import register
 @register.method("rkr-plus", "RKR with ranks by budget and a higher rate for LM and RM", preset={"budget": "paper"})
 class RkrPlus(Rkr):
     """RKR at the same cost, with a rank for each layer and other training of LM and RM.
+
+    The first task trains the network alone.
 
     Args:
         make: Builds the network.
@@ -41,11 +42,15 @@ class RkrPlus(Rkr):
         self.rate, self.decay = rate, decay
 
     def groups(self) -> list[dict[str, Any]]:
-        """As RKR, with LM and RM in a group of their own."""
-        of_layers = {layer.path for layer in self.model.layers if isinstance(layer, Adapter)}
-        named = self.model.named_task_parameters().items()
-        paths = ((key.rpartition("."), p) for key, p in named)
-        factors = [p for (path, _, last), p in paths if path in of_layers and last in ("lm", "rm")]
-        own = {id(p) for p in factors}
-        rest = [{**g, "params": [p for p in g["params"] if id(p) not in own]} for g in super().groups()]
+        """As RKR, but LM and RM are in a group of their own, and the first task trains the base alone.
+
+        So R = 0 and F = 1 there: the base is a plain network, and the next task's factors start from it.
+        """
+        of_layers = {f"{layer.path}.{name}": name for layer in self.layers() for name in ("lm", "rm", "f")}
+        own = {key: p for key, p in self.model.named_task_parameters().items() if key in of_layers}
+        factors = [p for key, p in own.items() if of_layers[key] != "f"]
+        taken = {id(p) for p in (factors if self.model.base_frozen else own.values())}
+        rest = [{**g, "params": [p for p in g["params"] if id(p) not in taken]} for g in super().groups()]
+        if not self.model.base_frozen:
+            return rest
         return [*rest, {"params": factors, "lr_factor": self.rate, **({} if self.decay else {"weight_decay": 0.0})}]
