@@ -27,10 +27,11 @@ from torch import Tensor
 from rkr.errors import UsageError
 
 DIRECTIONS = 16  # of the scatter within classes, that a description keeps
-SHRINKAGE = 0.3  # of the shared covariance towards a multiple of the identity
+SHRINKAGE = 0.3  # of the shared covariance towards a multiple of the identity, at most
 TEMPERATURE = 0.02  # for each dimension of the features: makes distances into probabilities
 QUANTILES = 101  # of distances: 0, 1, ..., 100 %
 MEANS_BYTES = 400_000  # of the class means of a task
+OVERHEAD = 600  # bytes of a description in a file besides its tensors, at most
 FALSE_ALARMS = 0.05  # share of a task's own samples that may be called none of the tasks
 
 
@@ -97,9 +98,25 @@ def embed(features: Tensor) -> Tensor:
     return F.normalize(x.sign() * x.abs().sqrt(), dim=-1)
 
 
-def describe(features: Tensor, y: Tensor, classes: int, directions: int = DIRECTIONS) -> Description:
-    """The description of a task, from the base's features (N, D) of its samples and their classes (N,)."""
+def describe(
+    features: Tensor, y: Tensor, classes: int, directions: int = DIRECTIONS, limit: int | None = None
+) -> Description:
+    """The description of a task.
+
+    Args:
+        features: The base's features of its training samples, (N, D).
+        y: Their classes, (N,).
+        classes: How many there are.
+        directions: At most so many are kept.
+        limit: Bytes of the description in a file. Directions are left out first, then class means are grouped. One
+            mean is kept whatever the limit.
+    """
     x = embed(features)
+    most, width = most_means(x.shape[1]), 2 * x.shape[1]
+    if limit is not None:
+        room = (limit - OVERHEAD) * 3 // 4 - 4 * QUANTILES  # tensors are written in base64
+        most = max(min(most, room // width), 1)
+        directions = max(min(directions, (room - width * min(classes, most)) // (width + 4)), 0)
     counts = torch.bincount(y, minlength=classes)
     if bool((counts == 0).any()):
         raise UsageError(f"class {int((counts == 0).nonzero()[0])} has no samples")
@@ -118,8 +135,8 @@ def describe(features: Tensor, y: Tensor, classes: int, directions: int = DIRECT
     distances[own, y] *= (n / (n - 1).clamp(min=1)).square()
     nearest = distances.amin(1)[~alone] if bool((~alone).any()) else distances.amin(1)
     kept = means
-    if len(means) > most_means(x.shape[1]):
-        kept = _grouped(means, most_means(x.shape[1]))
+    if len(means) > most:
+        kept = _grouped(means, most)
         nearest = torch.cdist(x, kept).square().amin(1)
     quantiles = torch.quantile(nearest, torch.linspace(0, 1, QUANTILES, device=x.device))
     return Description(kept.half().cpu(), basis[:r].half().cpu(), variances[:r].cpu(), rest, len(x), quantiles.cpu())
@@ -141,10 +158,14 @@ def _grouped(means: Tensor, groups: int, passes: int = 10) -> Tensor:
     return centres
 
 
-def shared_covariance(descriptions: Sequence[Description], shrinkage: float = SHRINKAGE) -> Tensor:
-    """The covariance within classes over all tasks, weighted by samples and shrunk to the identity: (D, D)."""
+def shared_covariance(descriptions: Sequence[Description], shrinkage: float | None = None) -> Tensor:
+    """The covariance within classes over all tasks, weighted by samples and shrunk to the identity: (D, D).
+
+    By default it is shrunk by D divided by the number of samples: the more there are, the less.
+    """
     d = descriptions[0].means.shape[1]
     total = sum(one.samples for one in descriptions)
+    shrinkage = min(SHRINKAGE, d / total) if shrinkage is None else shrinkage
     found = torch.zeros(d, d)
     for one in descriptions:
         v = one.directions.float()
@@ -171,7 +192,11 @@ class Inferred:
 
 
 class Rule:
-    """Infers the task among some, in their order."""
+    """Infers the task among some, in their order.
+
+    Attributes:
+        names: The tasks.
+    """
 
     def __init__(self, descriptions: Mapping[str, Description]) -> None:
         if not descriptions:
@@ -196,11 +221,16 @@ class Rule:
             false_alarms: Share of the tasks' own samples that may be called none of them.
         """
         x = embed(features.cpu())
-        distances = _nearest(x @ self._whiten, self._whitened, self._sizes)  # (B, T)
-        probability = torch.softmax(-distances / (2 * TEMPERATURE * x.shape[1]), 1)
+        evidence = self.evidence(features)
         plain = _nearest(x, self._means, self._sizes)
         limits = torch.tensor([one.threshold(false_alarms) for one in self._tasks])
-        return Inferred(distances.argmin(1), probability, (plain > limits).all(1))
+        return Inferred(evidence.argmax(1), evidence.softmax(1), (plain > limits).all(1))
+
+    def evidence(self, features: Tensor) -> Tensor:
+        """The logarithm of each task's probability, up to what is the same for all tasks: (B, T)."""
+        x = embed(features.cpu())
+        distances = _nearest(x @ self._whiten, self._whitened, self._sizes)
+        return -distances / (2 * TEMPERATURE * x.shape[1])
 
 
 def _nearest(x: Tensor, means: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -216,5 +246,6 @@ def _packed(tensor: Tensor) -> dict[str, Any]:
 
 def _unpacked(values: Mapping[str, Any]) -> Tensor:
     kinds = {"float16": torch.float16, "float32": torch.float32}
-    data = bytearray(base64.b64decode(values["data"], validate=True))
-    return torch.frombuffer(data, dtype=kinds[values["dtype"]]).view([int(n) for n in values["shape"]])
+    data, kind = bytearray(base64.b64decode(values["data"], validate=True)), kinds[values["dtype"]]
+    found = torch.frombuffer(data, dtype=kind) if data else torch.empty(0, dtype=kind)
+    return found.view([int(n) for n in values["shape"]])

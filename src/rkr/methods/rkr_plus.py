@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
-from rkr.methods.learner import MakeNetwork
+import torch
+from torch import Tensor
+
+from rkr.capacity import Capacity
+from rkr.methods.learner import MakeNetwork, ReadSamples, SeenTask
 from rkr.methods.rkr import Rkr
 from rkr.registry import register
 
@@ -41,6 +48,10 @@ class RkrPlus(Rkr):
         super().__init__(make, head, init=init, **options)
         self.rate, self.decay = rate, decay
 
+    def begin(self, task: SeenTask) -> None:
+        super().begin(task)
+        self.register_buffer(f"description_{task.number}", torch.zeros(0, dtype=torch.uint8))
+
     def groups(self) -> list[dict[str, Any]]:
         """As RKR, but LM and RM are in a group of their own, and the first task trains the base alone.
 
@@ -54,3 +65,47 @@ class RkrPlus(Rkr):
         if not self.model.base_frozen:
             return rest
         return [*rest, {"params": factors, "lr_factor": self.rate, **({} if self.decay else {"weight_decay": 0.0})}]
+
+    def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
+        """Describe the task by the base's features, so that it can be inferred."""
+        self.model.describe_task((x, y - self.task.start) for x, y in train())
+        self._keep_description(self.task)
+
+    def infer(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """By the base's features and the most likely classes: `RectifiedModel.infer`."""
+        found = self.model.infer(x)
+        return found.task.to(x.device), found.label.to(x.device)
+
+    def capacity(self) -> Capacity:
+        """Descriptions are statistics: they count in bytes, and only for answers without being told the task."""
+        found = super().capacity()
+        return replace(found, bytes=found.bytes + sum(self._description(task.number).numel() for task in self.seen))
+
+    def notes(self) -> dict[str, Any]:
+        return {"ranks": dict(self.model.cost().ranks), "description": self._description(self.task.number).numel()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        for task in self.seen:  # descriptions differ in length
+            name = f"description_{task.number}"
+            if name in state_dict:
+                self.register_buffer(name, torch.zeros_like(state_dict[name]))
+        found = super().load_state_dict(state_dict, *args, **kwargs)
+        for task in self.seen:
+            text = bytes(self._description(task.number).tolist())
+            if text:
+                self.model.tasks[task.name].about["infer"] = json.loads(text)
+        self.model.rule = None
+        return found
+
+    def restore(self, folder: Any) -> None:
+        super().restore(folder)
+        for task in self.seen:
+            self._keep_description(task)
+
+    def _keep_description(self, task: SeenTask) -> None:
+        """Copy what is in the task's `about` to the state that a run saves."""
+        text = json.dumps(self.model.tasks[task.name].about["infer"]).encode()
+        self.register_buffer(f"description_{task.number}", torch.tensor(list(text), dtype=torch.uint8))
+
+    def _description(self, number: int) -> Tensor:
+        return self.get_buffer(f"description_{number}")

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 from rkr.core import RectifiedModel
+from rkr.core.features import base_features
 from rkr.core.files import base_fingerprint
 from rkr.data import Augment, Pictures, Stream, Task, Training
 from rkr.errors import FileError, UsageError
@@ -35,7 +36,7 @@ from rkr.experiment.samples import derived
 from rkr.experiment.spec import RunSpec
 from rkr.experiment.state import load_state, save_state
 from rkr.methods.learner import Phase, SeenTask
-from rkr.pictures.learner import PictureLearner, base_features, fit_probe, repeated
+from rkr.pictures.learner import PictureLearner, fit_probe, repeated
 from rkr.pictures.preparation import Preparation
 from rkr.pictures.settings import Settings
 

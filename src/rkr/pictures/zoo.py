@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from rkr.core import RectifiedModel, load
 from rkr.core.about import TaskAbout
+from rkr.core.features import base_features
 from rkr.core.files import read_task_about
 from rkr.core.index import INDEX
 from rkr.core.infer import FALSE_ALARMS, Description, Rule
@@ -24,7 +25,6 @@ from rkr.core.state import TaskState
 from rkr.core.zoo import add_task_file, drop_task, read_about, rename_task
 from rkr.errors import FileError, UsageError
 from rkr.pictures import backbones
-from rkr.pictures.learner import base_features
 from rkr.pictures.preparation import Preparation
 
 if TYPE_CHECKING:
