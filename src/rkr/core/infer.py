@@ -5,10 +5,11 @@ Lee et al., NeurIPS 2018). Features are compressed by a signed square root and s
 classes rounder (FeCAM, Goswami et al., NeurIPS 2023, uses a power transform too).
 
 Each task keeps a `Description`, made from its training part alone: class means, the main directions in which samples of
-a class differ, and how far samples lie from their nearest class mean. The shared covariance is put together from the
-descriptions at hand, so it needs no file of its own, does not depend on the order of tasks, and a task taken from
-elsewhere brings its part. Whether a sample is like none of the tasks is decided by the plain distance, whose quantiles
-are the task's own and do not change when tasks are added.
+a class differ, and how far samples lie from their nearest class mean. The covariance of all tasks can be kept whole
+beside the base (`Shared`), and each task refines it. Without one it is put together from the descriptions at hand: then
+it needs no file of its own, does not depend on the order of tasks, and a task taken from elsewhere brings its part.
+Whether a sample is like none of the tasks is decided by the plain distance, whose quantiles are the task's own and do
+not change when tasks are added.
 
 Functions on tensors only: nothing here knows models or files.
 """
@@ -29,6 +30,8 @@ from rkr.errors import UsageError
 DIRECTIONS = 16  # of the scatter within classes, that a description keeps
 SHRINKAGE = 0.3  # of the shared covariance towards a multiple of the identity, at most
 TEMPERATURE = 0.02  # for each dimension of the features: makes distances into probabilities
+SLIGHT = 0.003  # shrinkage of a covariance that is kept whole, at least
+SCALE = 10.0  # the same for distances under such a covariance, all dimensions together
 QUANTILES = 101  # of distances: 0, 1, ..., 100 %
 MEANS_BYTES = 400_000  # of the class means of a task
 OVERHEAD = 600  # bytes of a description in a file besides its tensors, at most
@@ -92,14 +95,27 @@ class Description:
         return found
 
 
-def embed(features: Tensor) -> Tensor:
-    """Signed square root, scaled to length 1: (..., D)."""
+def embed(features: Tensor, width: int | None = None) -> Tensor:
+    """Signed square root, scaled to length 1: (..., D).
+
+    With a larger `width`, a fixed random projection to so many values and ReLU follow, as in RanPAC (McDonnell et al.,
+    NeurIPS 2023): few features do not tell many classes apart by distances alone.
+    """
     x = features.float()
-    return F.normalize(x.sign() * x.abs().sqrt(), dim=-1)
+    x = F.normalize(x.sign() * x.abs().sqrt(), dim=-1)
+    if width is None or width <= x.shape[-1]:
+        return x
+    projection = torch.randn(x.shape[-1], width, generator=torch.Generator().manual_seed(0))
+    return F.relu(x @ projection.to(x.device))
 
 
 def describe(
-    features: Tensor, y: Tensor, classes: int, directions: int = DIRECTIONS, limit: int | None = None
+    features: Tensor,
+    y: Tensor,
+    classes: int,
+    directions: int = DIRECTIONS,
+    limit: int | None = None,
+    width: int | None = None,
 ) -> Description:
     """The description of a task.
 
@@ -110,8 +126,9 @@ def describe(
         directions: At most so many are kept.
         limit: Bytes of the description in a file. Directions are left out first, then class means are grouped. One
             mean is kept whatever the limit.
+        width: See `embed`.
     """
-    x = embed(features)
+    x = embed(features, width)
     most, width = most_means(x.shape[1]), 2 * x.shape[1]
     if limit is not None:
         room = (limit - OVERHEAD) * 3 // 4 - 4 * QUANTILES  # tensors are written in base64
@@ -177,6 +194,64 @@ def shared_covariance(descriptions: Sequence[Description], shrinkage: float | No
 
 
 @dataclass(frozen=True, eq=False)
+class Shared:
+    """The covariance within classes of all tasks, kept once beside the base.
+
+    Attributes:
+        covariance: (D, D).
+        samples: How many it is from.
+        tasks: Names of the tasks that it is from.
+    """
+
+    covariance: Tensor
+    samples: int
+    tasks: tuple[str, ...]
+
+    def shrunk(self) -> Tensor:
+        """Shrunk to a multiple of the identity, the less the more samples there are."""
+        size = len(self.covariance)
+        shrinkage = min(max(SLIGHT, size / (50 * self.samples)), SHRINKAGE)
+        return (1 - shrinkage) * self.covariance + shrinkage * self.covariance.diagonal().mean() * torch.eye(size)
+
+    @classmethod
+    def refined(cls, before: Shared | None, task: str, x: Tensor, y: Tensor, classes: int) -> Shared:
+        """With the embedded samples (N, D) of one more task; a task counts once."""
+        if before is not None and task in before.tasks:
+            return before
+        counts = torch.bincount(y, minlength=classes).clamp(min=1)
+        means = x.new_zeros(classes, x.shape[1]).index_add_(0, y, x) / counts[:, None]
+        centred = x - means[y]
+        own = centred.T @ centred / max(len(x) - classes, 1)
+        if before is None:
+            return cls(own, len(x), (task,))
+        total = before.samples + len(x)
+        covariance = (before.samples * before.covariance + len(x) * own) / total
+        return cls(covariance, total, (*before.tasks, task))
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values: the lower triangle in float16, relative to the largest value, in base64."""
+        rows, columns = torch.tril_indices(*self.covariance.shape)
+        level = float(self.covariance.abs().max().clamp(min=1e-30))
+        values = _packed((self.covariance[rows, columns] / level).half().cpu())
+        return {"covariance": values, "level": level, "samples": self.samples, "tasks": list(self.tasks)}
+
+    @classmethod
+    def from_json(cls, values: Any) -> Shared:
+        """From `to_json`; UsageError if something is wrong."""
+        try:
+            flat = _unpacked(values["covariance"]).float() * float(values["level"])
+            size = int((8 * len(flat) + 1) ** 0.5 - 1) // 2
+            if flat.dim() != 1 or size * (size + 1) // 2 != len(flat) or not bool(flat.isfinite().all()):
+                raise ValueError("it is no triangle of numbers")
+            covariance = torch.zeros(size, size)
+            rows, columns = torch.tril_indices(size, size)
+            covariance[rows, columns] = covariance[columns, rows] = flat
+            return cls(covariance, int(values["samples"]), tuple(map(str, values["tasks"])))
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise UsageError(f"the covariance of the tasks cannot be read: {error}") from error
+
+
+@dataclass(frozen=True, eq=False)
 class Inferred:
     """Which tasks samples belong to.
 
@@ -198,7 +273,7 @@ class Rule:
         names: The tasks.
     """
 
-    def __init__(self, descriptions: Mapping[str, Description]) -> None:
+    def __init__(self, descriptions: Mapping[str, Description], shared: Shared | None = None) -> None:
         if not descriptions:
             raise UsageError("there is no task to choose from")
         self.names = tuple(descriptions)
@@ -206,9 +281,16 @@ class Rule:
         widths = {one.means.shape[1] for one in self._tasks}
         if len(widths) > 1:
             raise UsageError(f"tasks are described by features of different widths: {sorted(widths)}")
-        covariance = shared_covariance(self._tasks)
-        # L with L Lᵀ = covariance⁻¹, so that Mahalanobis distances are plain ones of rows times L.
-        self._whiten = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(covariance)))
+        self._width = widths.pop()
+        # Mahalanobis distances are plain ones of rows times a matrix V with V Vᵀ = covariance⁻¹.
+        if shared is None or len(shared.covariance) != self._width:
+            covariance, self._scale = shared_covariance(self._tasks), 2 * TEMPERATURE * self._width
+            self._whiten = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(covariance)))
+        else:
+            # Float16 may have made a small eigenvalue negative.
+            variances, basis = torch.linalg.eigh(shared.shrunk())
+            least = SLIGHT * variances.mean().clamp(min=1e-12)
+            self._whiten, self._scale = basis / variances.clamp(min=least).sqrt(), SCALE
         self._means = torch.cat([one.means.float() for one in self._tasks])  # (sum of C, D)
         self._whitened = self._means @ self._whiten
         self._sizes = [len(one.means) for one in self._tasks]
@@ -220,7 +302,7 @@ class Rule:
             features: Of the base, in any device's memory.
             false_alarms: Share of the tasks' own samples that may be called none of them.
         """
-        x = embed(features.cpu())
+        x = embed(features.cpu(), self._width)
         evidence = self.evidence(features)
         plain = _nearest(x, self._means, self._sizes)
         limits = torch.tensor([one.threshold(false_alarms) for one in self._tasks])
@@ -228,9 +310,8 @@ class Rule:
 
     def evidence(self, features: Tensor) -> Tensor:
         """The logarithm of each task's probability, up to what is the same for all tasks: (B, T)."""
-        x = embed(features.cpu())
-        distances = _nearest(x @ self._whiten, self._whitened, self._sizes)
-        return -distances / (2 * TEMPERATURE * x.shape[1])
+        x = embed(features.cpu(), self._width)
+        return -_nearest(x @ self._whiten, self._whitened, self._sizes) / self._scale
 
 
 def _nearest(x: Tensor, means: Tensor, sizes: Sequence[int]) -> Tensor:

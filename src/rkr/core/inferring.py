@@ -18,13 +18,15 @@ import torch
 from torch import Tensor
 
 from rkr.core.features import base_features
-from rkr.core.infer import Description, Rule, describe
+from rkr.core.infer import Description, Rule, Shared, describe, embed
 from rkr.errors import UsageError
 
 if TYPE_CHECKING:
     from rkr.core.model import RectifiedModel
 
-KEY = "infer"  # of the description, in `task.about`
+KEY = "infer"  # of the description in `task.about`, and of the shared covariance in `model.about`
+WIDTH = 256  # values that features are expanded to if they are fewer
+WIDEST = 800  # features up to which the covariance is kept whole: its 850 kB must fit into `model.about`
 SHARE = 3  # a description takes at most one part in three of its task's bytes
 CANDIDATES = 4  # tasks that are computed for a sample
 CERTAIN = 0.99  # probability by the base from which on no other task is computed
@@ -50,12 +52,13 @@ class Answers:
 
 
 def describe_task(model: RectifiedModel, batches: Iterable[tuple[Tensor, Tensor]]) -> Description:
-    """Describe the task in use by the base's features of its training samples, and keep that in its `about`."""
+    """Describe the task in use by the base's features of its training samples, and keep that in its `about`.
+
+    The covariance that all tasks share is refined as well, in the model's `about`.
+    """
     task = model.active.require()
     if task.classes is None:
-        raise UsageError(
-            "this model has no head, so its tasks cannot be inferred: name its classification layer"
-        )
+        raise UsageError("this model has no head, so its tasks cannot be inferred: name its classification layer")
     found, labels = [], []
     with _evaluating(model):
         for x, y in batches:
@@ -63,10 +66,21 @@ def describe_task(model: RectifiedModel, batches: Iterable[tuple[Tensor, Tensor]
             labels.append(y.cpu())
     if not found:
         raise UsageError(f"no samples of task {task.name!r} to describe it by")
+    features, y = torch.cat(found), torch.cat(labels)
+    width = max(features.shape[1], WIDTH)
     size = sum(t.nbytes for t in model.tensors.task_state(task).values())
-    description = describe(torch.cat(found), torch.cat(labels), task.classes, limit=size // SHARE)
+    description = describe(features, y, task.classes, limit=size // SHARE, width=width)
+    if width <= WIDEST:
+        shared = Shared.refined(shared_of(model), task.name, embed(features, width), y, task.classes)
+        model.about[KEY] = shared.to_json()
     task.about[KEY], model.rule = description.to_json(), None
     return description
+
+
+def shared_of(model: RectifiedModel) -> Shared | None:
+    """The covariance that all tasks share, if it is kept."""
+    values = model.about.get(KEY)
+    return None if values is None else Shared.from_json(values)
 
 
 def rule_of(model: RectifiedModel) -> Rule:
@@ -81,7 +95,7 @@ def rule_of(model: RectifiedModel) -> Rule:
                     "describe_task with its training samples"
                 )
             found[name] = Description.from_json(values)
-        model.rule = changes, Rule(found)
+        model.rule = changes, Rule(found, shared_of(model))
     return model.rule[1]
 
 

@@ -16,7 +16,7 @@ from rkr.methods.rkr import Rkr
 from rkr.registry import register
 
 
-@register.method("rkr-plus", "RKR with ranks by budget and a higher rate for LM and RM", preset={"budget": "paper"})
+@register.method("rkr-plus", "RKR with ranks by budget, and tasks inferred by features", preset={"budget": "paper"})
 class RkrPlus(Rkr):
     """RKR at the same cost, with a rank for each layer and other training of LM and RM.
 
@@ -41,7 +41,7 @@ class RkrPlus(Rkr):
         head: str,
         *,
         init: str = "previous",
-        rate: float = 3.0,
+        rate: float = 1.0,
         decay: bool = False,
         **options: Any,
     ) -> None:
@@ -51,6 +51,8 @@ class RkrPlus(Rkr):
     def begin(self, task: SeenTask) -> None:
         super().begin(task)
         self.register_buffer(f"description_{task.number}", torch.zeros(0, dtype=torch.uint8))
+        if not task.number:
+            self.register_buffer("shared", torch.zeros(0, dtype=torch.uint8))
 
     def groups(self) -> list[dict[str, Any]]:
         """As RKR, but LM and RM are in a group of their own, and the first task trains the base alone.
@@ -79,21 +81,26 @@ class RkrPlus(Rkr):
     def capacity(self) -> Capacity:
         """Descriptions are statistics: they count in bytes, and only for answers without being told the task."""
         found = super().capacity()
-        return replace(found, bytes=found.bytes + sum(self._description(task.number).numel() for task in self.seen))
+        kept = [
+            self.get_buffer(name) for name, _ in self.named_buffers() if name.startswith(("description_", "shared"))
+        ]
+        return replace(found, bytes=found.bytes + sum(text.numel() for text in kept))
 
     def notes(self) -> dict[str, Any]:
-        return {"ranks": dict(self.model.cost().ranks), "description": self._description(self.task.number).numel()}
+        size = self.get_buffer(f"description_{self.task.number}").numel()
+        return {"ranks": dict(self.model.cost().ranks), "description": size}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        for task in self.seen:  # descriptions differ in length
-            name = f"description_{task.number}"
+        names = ["shared", *(f"description_{task.number}" for task in self.seen)]
+        for name in names:  # they differ in length
             if name in state_dict:
                 self.register_buffer(name, torch.zeros_like(state_dict[name]))
         found = super().load_state_dict(state_dict, *args, **kwargs)
-        for task in self.seen:
-            text = bytes(self._description(task.number).tolist())
+        owners = [self.model, *(self.model.tasks[task.name] for task in self.seen)]
+        for name, owner in zip(names, owners, strict=True):
+            text = bytes(self.get_buffer(name).tolist())
             if text:
-                self.model.tasks[task.name].about["infer"] = json.loads(text)
+                owner.about["infer"] = json.loads(text)
         self.model.rule = None
         return found
 
@@ -104,8 +111,8 @@ class RkrPlus(Rkr):
 
     def _keep_description(self, task: SeenTask) -> None:
         """Copy what is in the task's `about` to the state that a run saves."""
-        text = json.dumps(self.model.tasks[task.name].about["infer"]).encode()
-        self.register_buffer(f"description_{task.number}", torch.tensor(list(text), dtype=torch.uint8))
-
-    def _description(self, number: int) -> Tensor:
-        return self.get_buffer(f"description_{number}")
+        texts = {f"description_{task.number}": self.model.tasks[task.name].about["infer"]}
+        texts["shared"] = self.model.about.get("infer")
+        for name, values in texts.items():
+            text = b"" if values is None else json.dumps(values).encode()
+            self.register_buffer(name, torch.tensor(list(text), dtype=torch.uint8))
