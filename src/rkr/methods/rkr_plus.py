@@ -96,11 +96,11 @@ class RkrPlus(Rkr):
             if name in state_dict:
                 self.register_buffer(name, torch.zeros_like(state_dict[name]))
         found = super().load_state_dict(state_dict, *args, **kwargs)
-        owners = [self.model, *(self.model.tasks[task.name] for task in self.seen)]
-        for name, owner in zip(names, owners, strict=True):
+        abouts = [self.model.about, *(self.model.tasks[task.name].about for task in self.seen)]
+        for name, about in zip(names, abouts, strict=True):
             text = bytes(self.get_buffer(name).tolist())
             if text:
-                owner.about["infer"] = json.loads(text)
+                about["infer"] = json.loads(text)
         self.model.rule = None
         return found
 
