@@ -471,6 +471,23 @@ def test_tasks_are_managed(made: Path, zoo: Path, tmp_path: Path, command: Comma
         assert (code, err.count("\n")) == (2, 1)
 
 
+def test_a_task_stays_with_its_size(pictures: Path, made: Path, tmp_path: Path, command: Command) -> None:
+    """The base is the same network, but its answers to pictures of another size are not what the task learned."""
+    large = tmp_path / "large"
+    rkr.learn(pictures / "colours", large, **{**QUICK, "rank": 0, "size": 64})
+    repository = tmp_path / "repository"
+    assert command("push", str(large), "colours", "--folder", str(repository))[0] == 0
+    before = content(made)
+    for words in (
+        ["tasks", str(large), "--copy", "colours", "--into", str(made), "--to", "x"],
+        ["pull", str(repository), "--model", str(made), "--task", "x"],
+    ):
+        code, _, err = command(*words)
+        assert (code, err.count("\n")) == (2, 1)
+        assert f"prepared otherwise (size: 64; {made} has 32)" in err
+        assert content(made) == before
+
+
 def test_events_tell_of_the_preparation(pictures: Path, tmp_path: Path) -> None:
     events: list[Event] = []
     rkr.learn(pictures / "colours", tmp_path / "zoo", **QUICK, watch=events.append)
