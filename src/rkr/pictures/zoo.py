@@ -303,6 +303,13 @@ def check_base(stated: TaskAbout, folder: Path, source: str) -> None:
             f"{source}: its task belongs to another base network (fingerprint {stated.base[:12]}, that of {folder} "
             f"is {there.base[:12]}): choose another model folder{made_for}"
         )
+    how, here = stated.about.get("preparation"), there.about.get("preparation")
+    if isinstance(how, Mapping) and isinstance(here, Mapping) and how != here:
+        key = next((key for key in here if how.get(key) != here[key]), "other keys")
+        raise FileError(
+            f"{source}: its task learned from pictures that were prepared otherwise ({key}: {how.get(key)}; "
+            f"{folder} has {here.get(key)}): choose another model folder"
+        )
     if stated.rank != there.options.rank:
         raise FileError(f"{source}: its task has rank {stated.rank}, those of {folder} have {there.options.rank}")
 
