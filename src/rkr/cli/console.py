@@ -31,7 +31,7 @@ def console() -> Console:
 def watched(json_: bool, work: Callable[[Watch], T]) -> T:
     """Do `work` with a display. If it is interrupted and returns nothing, say how to resume and exit."""
     from rkr.experiment.display import choose_display
-    from rkr.experiment.runner import STOPPED
+    from rkr.experiment.execution import STOPPED
 
     try:
         with choose_display("json" if json_ else "auto") as watch:

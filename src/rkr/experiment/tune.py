@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from rkr.atomic import write_atomic
 from rkr.errors import FileError, RkrError, UsageError
 from rkr.experiment import metrics
+from rkr.experiment.execution import Diverged
 from rkr.experiment.folder import RunFolder
-from rkr.experiment.loop import Diverged
 from rkr.experiment.plan import Plan, choose_orders
 from rkr.experiment.recipes import Recipe, load_recipe
 from rkr.experiment.recipes.settings import MethodSettings
