@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import importlib
 import os
 import socket
 from collections.abc import Iterator, Mapping
@@ -55,7 +56,6 @@ class Needs:
 def ray_module() -> Any:
     """Ray. It is not typed."""
     import ray
-    import ray.exceptions
 
     return ray
 
@@ -148,6 +148,7 @@ def _init(ray: Any, address: str) -> None:
             raise UsageError(f"--cluster: give auto, local, HOST:PORT or ray://HOST:PORT, not {address!r}")
         if not answers(host, int(port)):
             raise UsageError(f"--cluster: no Ray cluster answers at {address}: is it started, and is the port right?")
+    _keep_quiet()
     try:
         if address == "local":
             ray.init(address="local", include_dashboard=False, **quiet)
@@ -158,6 +159,17 @@ def _init(ray: Any, address: str) -> None:
         raise UsageError(f"--cluster: no Ray cluster was found {where}: {_first(error)}") from None
     except (RuntimeError, ValueError, OSError) as error:
         raise UsageError(f"--cluster {address}: {_first(error)}") from None
+
+
+def _keep_quiet() -> None:
+    """Keep Ray from printing what happens to its nodes on the standard output, which programs read.
+
+    It has no setting for that. If Ray changes, it prints again.
+    """
+    with contextlib.suppress(ImportError):
+        worker: Any = importlib.import_module("ray._private.worker")
+        if hasattr(worker, "print_to_stdstream"):
+            worker.print_to_stdstream = lambda *ignored, **also: None
 
 
 def _first(error: BaseException) -> str:

@@ -122,21 +122,23 @@ def completed(
     jobs: Iterable[Job],
     told: Told,
     asked: Callable[[], bool],
-    harmless: tuple[type[BaseException], ...],
+    harmless: Callable[[Job, BaseException], bool],
+    most: int | None = None,
 ) -> Iterator[tuple[Job, Future[Any]]]:
     """Do jobs and yield each one that has ended.
 
     Args:
         executor: Where.
-        jobs: They are submitted when there is room. None is after an error, except a `harmless` one.
+        jobs: They are submitted when there is room. None is after an error, except harmless ones.
         told: Gets their events, from any thread.
         asked: Whether to stop: then no more are submitted, and those at work save their states and end.
-        harmless: Kinds of errors after which further jobs are begun.
+        harmless: Whether further jobs are begun after the error of a job.
+        most: How many to submit at once; None: those that the executor wants.
     """
     waiting, at_work = iter(jobs), dict[Future[Any], Job]()
     over = stopped = False
     while True:
-        while not over and len(at_work) < executor.slots and not (over := asked()):
+        while not over and len(at_work) < (most or executor.slots) and not (over := asked()):
             job = next(waiting, None)
             if job is None:
                 break
@@ -148,7 +150,7 @@ def completed(
             return
         for future in wait(at_work, timeout=0.1, return_when=FIRST_COMPLETED).done:
             error = future.exception()
-            over = over or (error is not None and not isinstance(error, harmless))
+            over = over or (error is not None and not harmless(at_work[future], error))
             yield at_work.pop(future), future
         if not stopped and asked():
             over = stopped = True

@@ -283,7 +283,9 @@ class Helpers:
         jobs = {self._job(key): key for key in keys}
         errors: list[str] = []
         over = False
-        for job, future in completed(self._executor, jobs, lambda job, event: told(jobs[job], event), asked, ()):
+        for job, future in completed(
+            self._executor, jobs, lambda job, event: told(jobs[job], event), asked, lambda *_: False
+        ):
             try:
                 future.result()
             except Interrupted:

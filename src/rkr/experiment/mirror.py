@@ -66,8 +66,9 @@ class Mirror:
 
 
 def _belongs(path: Path) -> bool:
-    other = path.name == "lock" or path.suffix == ".lock" or path.name.startswith(TEMPORARY)
-    return not other and path.is_file()
+    """Whether a file is of the run, not a lock of the machine that it lies on."""
+    locks = path.name == "lock" or (path.suffix == ".lock" and path.parent.name == "candidates")
+    return not locks and not path.name.startswith(TEMPORARY) and path.is_file()
 
 
 def _turn(name: str) -> int:

@@ -97,6 +97,12 @@ class Queue:
         self._write(now=True)
         self._held.release()
 
+    def add(self, run: str, folder: Path) -> None:
+        """One more run."""
+        with self._lock:
+            self._entries.setdefault(run, Entry(run, _below(folder, self._folder.parent), since=time.time()))
+        self._write()
+
     def told(self, event: Event) -> None:
         """An event of one of its runs."""
         with self._lock:
@@ -171,14 +177,15 @@ def read_queue(out: Path) -> list[Entry]:
 
 def _state(folder: Path) -> str:
     """Of a run that no command tells about."""
-    return "running" if _locked(folder / "lock") else "stopped"
+    return "running" if is_locked(folder / "lock") else "stopped"
 
 
 def _at_work(path: Path) -> bool:
-    return _locked(path.with_suffix(".lock"))
+    return is_locked(path.with_suffix(".lock"))
 
 
-def _locked(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
+    """Whether a process holds a lock."""
     if not path.exists():
         return False
     try:

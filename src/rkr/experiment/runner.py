@@ -110,7 +110,7 @@ def _all_runs(plan: Plan, executor: Executor, execution: Execution, watch: Watch
         watch(event)
 
     with signals(asked.set), queue:
-        for job, future in completed(executor, jobs, told, asked.is_set, (Diverged,)):
+        for job, future in completed(executor, jobs, told, asked.is_set, is_diverged):
             spec = jobs[job]
             ended.add(spec)
             queue.ended(spec.title, future.exception())
@@ -127,6 +127,11 @@ def _all_runs(plan: Plan, executor: Executor, execution: Execution, watch: Watch
     if not stopped or not all(isinstance(error, Diverged) for error in failed.values()):
         _raise(plan, failed, ended)
     return not stopped
+
+
+def is_diverged(job: Job, error: BaseException) -> bool:
+    """Whether other runs may still succeed after an error."""
+    return isinstance(error, Diverged)
 
 
 def shares_of(plan: Plan, workers: int) -> dict[RunSpec, int]:
