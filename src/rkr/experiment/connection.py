@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib
+import logging
 import os
 import socket
 from collections.abc import Iterator, Mapping
@@ -140,6 +141,7 @@ def connect(address: str, needs: Needs, accelerator: str = "auto") -> Connection
 
 def _init(ray: Any, address: str) -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "namespace": "rkr"}
+    logging.getLogger("ray").setLevel(logging.ERROR)
     os.environ.setdefault("RAY_USAGE_STATS_PROMPT_ENABLED", "0")
     where = address.removeprefix(CLIENT)
     if address not in ("auto", "local"):
@@ -157,7 +159,7 @@ def _init(ray: Any, address: str) -> None:
     except ConnectionError as error:
         where = "on this machine ($RAY_ADDRESS or `ray start`)" if address == "auto" else f"at {address}"
         raise UsageError(f"--cluster: no Ray cluster was found {where}: {_first(error)}") from None
-    except (RuntimeError, ValueError, OSError) as error:
+    except (RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
         raise UsageError(f"--cluster {address}: {_first(error)}") from None
 
 
