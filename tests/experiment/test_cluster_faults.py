@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 from small_runs import few_digits, outcome
 
+from rkr.data.download import find
+
 pytest.importorskip("ray", reason="Ray is not installed")
 if not Path("/proc").exists():
     pytest.skip("no /proc to find processes in", allow_module_level=True)
@@ -83,10 +85,14 @@ def nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Nodes]:
 
     Config.initialize("")  # read these anew
     monkeypatch.setenv("PYTHONPATH", SOURCE)
+    data = os.environ.get("RKR_DATA", "")
+    monkeypatch.setenv("RKR_DATA", str(tmp_path / "none"))  # nodes have no data of their own
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("RAY_worker_niceness", "0")  # otherwise other work of the machine comes first
     made = Nodes()
+    monkeypatch.setenv("RKR_DATA", data)  # of the commands
     yield made
     made.cluster.shutdown()
 
@@ -201,3 +207,39 @@ def test_ctrl_c_and_going_on_without_a_cluster(
     assert here.process.wait() == 0, here.text
     assert any(event["resumed"] for event in here.events("started"))
     assert found(out) == whole
+
+
+BESIDE = """
+from torch import nn
+
+class Flat(nn.Module):
+    input_shape = (1, 28, 28)
+
+    def __init__(self, classes=10):
+        super().__init__()
+        self.hidden, self.fc = nn.Linear(784, 16), nn.Linear(16, classes)
+
+    def forward(self, x):
+        return self.fc(self.hidden(x.flatten(1)).relu())
+"""
+
+
+@pytest.mark.skipif(find(["mnist"]) is None, reason="MNIST was not found ($RKR_DATA)")
+def test_data_and_modules_are_sent(nodes: Nodes, tmp_path: Path) -> None:
+    """What lies beside the recipe, and data that only this machine has: once to each node, and there they stay."""
+    text = few_digits(("rkr", "finetune"), tasks=2).replace('source = "digits"', 'source = "mnist"')
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "few.toml").write_text(text.replace('name = "digits-net"', 'name = "beside_flat:Flat"'))
+    (folder / "beside_flat.py").write_text(BESIDE)
+    for name, words in (("there", ("--cluster", nodes.cluster.address)), ("here", ())):
+        (tmp_path / name).mkdir()
+        command = Command(folder / "few.toml", tmp_path / name, *words, methods=("rkr", "finetune"))
+        assert command.process.wait() == 0, command.text[-3000:]
+    for method in ("rkr", "finetune"):
+        there, here = (outcome(tmp_path / name / "few" / method / "fixed") for name in ("there", "here"))
+        assert there == here
+    sent = {path.name for path in (tmp_path / "cache" / "rkr" / "sent").glob("*/mnist/*")}
+    located = find(["mnist"])
+    assert located is not None
+    assert sent == {path.name for path in located.iterdir()}

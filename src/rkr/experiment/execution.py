@@ -1,4 +1,4 @@
-"""How runs are executed, as far as it does not change their results."""
+"""How runs are executed: settings that do not change results."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ class Interrupted(Exception):
 
 
 class Diverged(RkrError):
-    """The loss is not finite. Other runs may still succeed."""
+    """The loss is infinite or NaN. Other runs may still succeed."""
 
     exit_code = 3  # of the command
 
 
 @dataclass(frozen=True)
 class Execution:
-    """Settings that change how fast runs are, never their results. So they are not recorded.
+    """Settings that affect only the speed of runs, so they are not recorded.
 
     Attributes:
         workers: Processes at once.
         threads: CPU threads of each process. Default: cores / workers.
-        save_minutes: Minutes between two saved states of a run.
+        save_minutes: Minutes between checkpoints of a run.
         tensorboard: Write curves for TensorBoard.
         cluster: Address of a Ray cluster; None: this machine.
         gpus: Share of a GPU for each run on a cluster.
