@@ -27,7 +27,7 @@ from rkr.report.reproduce import exhibit_names
 Command = Callable[..., tuple[int, str, str]]
 COMMANDS = (
     *("learn", "predict", "tasks", "evaluate", "export", "push", "pull"),
-    *("demo", "run", "reproduce", "tune", "features", "compare", "report", "list", "cost"),
+    *("demo", "run", "reproduce", "tune", "features", "compare", "queue", "report", "list", "cost"),
 )
 
 

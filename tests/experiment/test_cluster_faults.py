@@ -76,11 +76,18 @@ class Nodes:
         return True
 
 
+@pytest.fixture(scope="module")
+def token(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of these clusters alone, and not in the user's home. Ray reads it once in a process."""
+    path = tmp_path_factory.mktemp("ray") / "token"
+    path.write_text(secrets.token_hex(32))
+    return path
+
+
 @pytest.fixture
-def nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Nodes]:
-    (tmp_path / "token").write_text(secrets.token_hex(32))  # of this cluster alone, and not in the user's home
+def nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, token: Path) -> Iterator[Nodes]:
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
     from ray._raylet import Config
 
     Config.initialize("")  # read these anew

@@ -91,7 +91,7 @@ def _run(
     cluster, gpus, memory = where
     execution = Execution(workers, threads, cluster=cluster, gpus=gpus, memory=memory)
     for plan in plans:
-        watched(json_, partial(run_plan, plan, execution))
+        watched(json_, partial(run_plan, plan, execution), execution.cluster)
         figures = draw(plan.root)
         if not json_:
             print(f"figures: {figures}")

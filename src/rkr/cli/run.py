@@ -142,7 +142,7 @@ def run_and_show(
 
     diverged: Diverged | None = None
     try:
-        watched(json_, lambda watch: run_plan(plan, execution, watch, more))
+        watched(json_, lambda watch: run_plan(plan, execution, watch, more), execution.cluster)
     except Diverged as error:  # all other runs are complete
         diverged = error
     specs = [spec for spec in plan.specs if diverged is None or RunFolder(plan.folder(spec)).finished]

@@ -124,7 +124,7 @@ def tune(
         if range_ or trials is not None or pruner != "none":
             raise UsageError("--range, --trials and --pruner are for --search grid, random or tpe")
         plan = search_plan(search, order, epochs, data, limit)
-        done = watched(json_, partial(run_search, plan, execution))
+        done = watched(json_, partial(run_search, plan, execution), cluster)
         assert done is not None
         plan, diverged = done
     else:
@@ -135,7 +135,7 @@ def tune(
         def make(search: Tuning) -> Plan:
             return search_plan(search, order, epochs, data, limit)
 
-        came = watched(json_, lambda watch: run_trials(search, make, strategy, execution, watch))
+        came = watched(json_, lambda watch: run_trials(search, make, strategy, execution, watch), cluster)
         assert came is not None
         search, plan, diverged, pruned = came.search, came.plan, came.diverged, came.pruned
     found = outcome(search, plan)

@@ -116,7 +116,8 @@ class Cluster(Executor):
     def close(self, kill: bool = False) -> None:
         self._killed = kill
         self._over.set()
-        self._thread.join(ANSWER_SECONDS)
+        if not self._connection.lost:
+            self._thread.join(ANSWER_SECONDS)
         self._connection.close()
 
     # -- the thread -----------------------------------------------------------------------------------------
