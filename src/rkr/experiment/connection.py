@@ -159,7 +159,7 @@ def _init(ray: Any, address: str) -> None:
     except ConnectionError as error:
         where = "on this machine ($RAY_ADDRESS or `ray start`)" if address == "auto" else f"at {address}"
         raise UsageError(f"--cluster: no Ray cluster was found {where}: {_first(error)}") from None
-    except (RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
+    except Exception as error:  # Ray has no common error class
         raise UsageError(f"--cluster {address}: {_first(error)}") from None
 
 
