@@ -16,7 +16,7 @@ import typer
 import rkr
 from rkr.cli import app, complete
 from rkr.experiment import recipes
-from rkr.experiment.loop import Diverged
+from rkr.experiment.execution import Diverged
 from rkr.experiment.recipes.load import recipe_names
 from rkr.experiment.recipes.settings import NetworkSettings
 from rkr.methods import METHODS, ZERO_SHOT_METHODS
@@ -27,7 +27,7 @@ from rkr.report.reproduce import exhibit_names
 Command = Callable[..., tuple[int, str, str]]
 COMMANDS = (
     *("learn", "predict", "tasks", "evaluate", "export", "push", "pull"),
-    *("demo", "run", "reproduce", "tune", "features", "compare", "report", "list", "cost"),
+    *("demo", "run", "reproduce", "tune", "features", "compare", "queue", "report", "list", "cost"),
 )
 
 

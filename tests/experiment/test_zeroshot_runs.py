@@ -21,7 +21,7 @@ import rkr
 from rkr.errors import FileError, UsageError
 from rkr.experiment import runner
 from rkr.experiment.events import Finished
-from rkr.experiment.loop import Diverged
+from rkr.experiment.execution import Diverged
 from rkr.experiment.plan import Plan
 from rkr.experiment.recipes import load_recipe
 from rkr.experiment.results import read_result

@@ -25,6 +25,7 @@ from rkr.cli import (
     hub,
     learn,
     predict,
+    queue,
     report,
     reproduce,
     run,
@@ -67,6 +68,7 @@ _add(reproduce.reproduce, "reproduce", TRAIN, *reproduce.EXAMPLES)
 _add(tune.tune, "tune", TRAIN, *tune.EXAMPLES)
 _add(features.features, "features", TRAIN, *features.EXAMPLES)
 _add(compare.compare, "compare", RESULTS, *compare.EXAMPLES)
+_add(queue.queue, "queue", RESULTS, *queue.EXAMPLES)
 _add(report.report, "report", RESULTS, *report.EXAMPLES)
 _add(list_.list_, "list", LOOK_UP, *list_.EXAMPLES)
 _add(cost.cost, "cost", LOOK_UP, *cost.EXAMPLES)

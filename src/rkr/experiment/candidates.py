@@ -19,9 +19,10 @@ from filelock import FileLock, Timeout
 from rkr.errors import FileError, RkrError
 from rkr.experiment.evaluate import BATCH, held_out_accuracy
 from rkr.experiment.events import Watch
-from rkr.experiment.loop import CandidateKey, Diverged, Loop
+from rkr.experiment.execution import Diverged
+from rkr.experiment.loop import CandidateKey, Loop
 from rkr.experiment.samples import derived, held_out
-from rkr.experiment.state import load_state, save_state
+from rkr.experiment.state import load_state
 
 LOCK_SECONDS = 60.0  # a process whose run was killed ends after the batch at hand
 
@@ -119,7 +120,7 @@ class Candidate(Loop):
     def _keep(self, found: dict[str, Any]) -> None:
         more = {"lines": self._lines, "seconds": self._task_seconds, "epoch_seconds": self._epoch_seconds}
         if self.fabric.is_global_zero:
-            save_state(self._path, {"trained": {**found, **more}})
+            self.folder.save_candidate(self._key.file, {"trained": {**found, **more}})
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -147,7 +148,7 @@ class Candidate(Loop):
     def _save(self, task_seconds: float) -> None:
         state = self._state(task_seconds)
         if self.fabric.is_global_zero:
-            save_state(self._path, {**state, "lines": self._lines})
+            self.folder.save_candidate(self._key.file, {**state, "lines": self._lines})
         self.fabric.barrier()
         self._last_save = time.monotonic()
 

@@ -15,9 +15,9 @@ class Event:
     run: str
 
     def to_json(self) -> dict[str, Any]:
-        """The event as plain values, its kind under "event"; of candidates and copies only where there are some."""
+        """The event as plain values, its kind under "event"; candidates, copies and nodes only where there are some."""
         values = dataclasses.asdict(self)
-        for name in ("round", "candidate", "same_as"):
+        for name in ("round", "candidate", "same_as", "node"):
             if values.get(name, ()) is None:
                 del values[name]
         return {"event": _kind(type(self)), **values}
@@ -37,6 +37,7 @@ class Started(Event):
     epoch: int
     resumed: bool
     epochs_done: int = 0  # of all tasks so far
+    node: str | None = None  # of a cluster
 
 
 @dataclass(frozen=True)

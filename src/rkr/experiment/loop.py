@@ -24,7 +24,7 @@ from rkr.data import Batches, Stream
 from rkr.data.task import Samples
 from rkr.errors import RkrError
 from rkr.experiment.events import EpochEnd, Progress, Watch
-from rkr.experiment.execution import Execution
+from rkr.experiment.execution import Diverged, Execution, Interrupted
 from rkr.experiment.folder import RunFolder
 from rkr.experiment.processes import gather, over_whole_batches, placeholder_batch, sum_gradients
 from rkr.experiment.samples import derived, rehearsed
@@ -56,16 +56,6 @@ class CandidateKey(NamedTuple):
     def file(self) -> str:
         """The name of its file."""
         return f"{self.number + 1}-{self.round + 1}-{self.place + 1}.safetensors"
-
-
-class Interrupted(Exception):
-    """A stop was requested, and the state is saved."""
-
-
-class Diverged(RkrError):
-    """The loss is infinite or NaN. Other runs may still succeed."""
-
-    exit_code = 3  # of the command
 
 
 class Loop:

@@ -20,6 +20,7 @@ from rkr.core import Adapter, LayerUpdate, Options, TaskState, is_statistic
 from rkr.errors import UsageError
 from rkr.methods.learner import MakeNetwork, ReadSamples, SeenTask
 from rkr.methods.learner_file import read_learner, write_learner
+from rkr.methods.ranges import Log
 from rkr.methods.shared.anchor import gradient
 from rkr.methods.shared.changed import Changed
 from rkr.registry import register
@@ -112,7 +113,7 @@ class Apd(Changed):
 
     own_training: ClassVar[dict[str, Any]] = {"weight_decay": 1e-4}
 
-    grid: ClassVar[dict[str, tuple[float, ...]]] = {"l1": (1e-4, 4e-4, 1e-3, 3e-3), "l2": (1.0, 10.0, 100.0)}
+    grid: ClassVar[dict[str, tuple[float, ...]]] = {"l1": Log((1e-4, 4e-4, 1e-3, 3e-3)), "l2": Log((1.0, 10.0, 100.0))}
 
     def __init__(
         self,

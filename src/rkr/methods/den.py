@@ -14,6 +14,7 @@ from rkr.errors import UsageError
 from rkr.methods.growth.growth import NEVER, SLOTS, Growth
 from rkr.methods.growth.widths import Space
 from rkr.methods.learner import MakeNetwork, Outcome, Phase, ReadSamples, SeenTask, evaluating
+from rkr.methods.ranges import Log
 from rkr.methods.shared.anchor import departure
 from rkr.methods.shared.growing import Growing, over
 from rkr.methods.shared.proximal import finest, group_norm, group_threshold, soft_threshold
@@ -84,7 +85,7 @@ class Den(Growing):
 
     learns_its_size = "this is before it"
 
-    grid: ClassVar[dict[str, tuple[float, ...]]] = {"l1": (1e-4, 1e-3, 1e-2), "strength": (0.05, 0.5, 5.0)}
+    grid: ClassVar[dict[str, tuple[float, ...]]] = {"l1": Log((1e-4, 1e-3, 1e-2)), "strength": Log((0.05, 0.5, 5.0))}
 
     def __init__(
         self,

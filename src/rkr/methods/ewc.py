@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rkr.errors import UsageError
 from rkr.methods.learner import MakeNetwork, ReadSamples
+from rkr.methods.ranges import Log
 from rkr.methods.shared.anchored import Anchored
 from rkr.methods.shared.fisher import ESTIMATORS, fisher
 from rkr.registry import register
@@ -45,7 +46,7 @@ class Ewc(Anchored):
         "With SGD no weight is held by more than 1 / rate.",
     )
 
-    grid: ClassVar[dict[str, tuple[float, ...]]] = {"strength": (1.0, 10.0, 100.0, 1e3, 5e3, 1e4)}
+    grid: ClassVar[dict[str, tuple[float, ...]]] = {"strength": Log((1.0, 10.0, 100.0, 1e3, 5e3, 1e4))}
 
     def __init__(
         self,

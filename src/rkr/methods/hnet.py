@@ -32,6 +32,7 @@ from rkr.core import (
 )
 from rkr.errors import UsageError
 from rkr.methods.learner import Learner, MakeNetwork, Outcome, SeenTask, nbytes, plain_size
+from rkr.methods.ranges import Log
 from rkr.registry import register
 
 INITS = ("fan_in", "xavier")
@@ -163,7 +164,7 @@ class Hnet(Learner):
     _body: Tensor
     _columns: Tensor
 
-    grid: ClassVar[dict[str, tuple[float, ...]]] = {"beta": (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0)}
+    grid: ClassVar[dict[str, tuple[float, ...]]] = {"beta": Log((0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0))}
 
     own_training: ClassVar[dict[str, Any]] = {"optimizer": "adam", "lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0}
 

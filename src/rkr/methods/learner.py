@@ -111,7 +111,7 @@ class Learner(nn.Module):
     """Whether earlier tasks' outputs stay bit-identical. Every run checks it."""
 
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {}
-    """Options without a published value, with the values that `rkr tune` tries."""
+    """Options without a published value, with the values that `rkr tune` tries: see `rkr.methods.ranges`."""
 
     augment_options: ClassVar[Sequence[str]] = ()
     """Options whose default comes from the recipe's augmentation."""

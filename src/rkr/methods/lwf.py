@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rkr.errors import UsageError
 from rkr.methods.learner import MakeNetwork, Outcome, Phase, ReadSamples
+from rkr.methods.ranges import Log
 from rkr.methods.shared.distillation import Taught, distilled
 from rkr.registry import register
 
@@ -36,7 +37,7 @@ class Lwf(Taught):
     checked = "The paper's loss and its warm-up of the new head."
     differs = ("Batch normalisation is shared, its statistics follow the newest task.",)
 
-    grid: ClassVar[dict[str, tuple[float, ...]]] = {"strength": (0.1, 1.0, 10.0)}
+    grid: ClassVar[dict[str, tuple[float, ...]]] = {"strength": Log((0.1, 1.0, 10.0))}
 
     def __init__(
         self,

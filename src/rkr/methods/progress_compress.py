@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from rkr.errors import UsageError
 from rkr.methods.learner import MakeNetwork, Outcome, Phase, ReadSamples, SeenTask, decay_groups
+from rkr.methods.ranges import Log
 from rkr.methods.shared.anchored import Anchored
 from rkr.methods.shared.distillation import imitated
 from rkr.methods.shared.fisher import fisher
@@ -55,7 +56,7 @@ class ProgressCompress(Anchored):
 
     helper: nn.Module | None
 
-    grid: ClassVar[dict[str, tuple[float, ...]]] = {"strength": (1.0, 10.0, 100.0, 1e3, 1e4)}
+    grid: ClassVar[dict[str, tuple[float, ...]]] = {"strength": Log((1.0, 10.0, 100.0, 1e3, 1e4))}
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from rkr.errors import UsageError
 from rkr.methods.learner import MakeNetwork, ReadSamples, SeenTask
+from rkr.methods.ranges import Log
 from rkr.methods.shared.anchored import Anchored, require_strength
 from rkr.registry import register
 
@@ -40,7 +41,7 @@ class SynapticIntelligence(Anchored):
         "Every task has its own batch normalisation.",
     )
 
-    grid: ClassVar[dict[str, tuple[float, ...]]] = {"strength": (0.01, 0.1, 1.0, 10.0, 100.0)}
+    grid: ClassVar[dict[str, tuple[float, ...]]] = {"strength": Log((0.01, 0.1, 1.0, 10.0, 100.0))}
 
     def __init__(
         self, make: MakeNetwork, head: str, *, strength: float = 0.1, damping: float = 1e-3, bn: str = "per_task"

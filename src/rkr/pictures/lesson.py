@@ -27,9 +27,9 @@ from rkr.core.files import base_fingerprint
 from rkr.data import Augment, Pictures, Stream, Task, Training
 from rkr.errors import FileError, UsageError
 from rkr.experiment.events import Preparing, Started, Stopped, TaskEnd, Watch
-from rkr.experiment.execution import Execution
+from rkr.experiment.execution import Execution, Interrupted
 from rkr.experiment.folder import RunFolder
-from rkr.experiment.loop import Interrupted, Loop, be_deterministic
+from rkr.experiment.loop import Loop, be_deterministic
 from rkr.experiment.processes import keep_freed_memory
 from rkr.experiment.recipes.settings import TrainingSettings
 from rkr.experiment.samples import derived

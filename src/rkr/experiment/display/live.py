@@ -90,9 +90,11 @@ class Live(Display):
     def show(self, event: Event) -> None:
         row = self._rows.get(event.run) or _Row(text.encodable(text.one_line(event.run), self._console.encoding))
         if isinstance(event, Started):
+            where = f" on {event.node}" if event.node else ""
             done = ((event.number - 1) + event.epoch / max(event.epochs, 1)) / max(len(event.tasks), 1)
             self._rows[event.run] = replace(
                 row,
+                label=text.encodable(text.one_line(event.run + where), self._console.encoding),
                 preparing="",
                 tasks=len(event.tasks),
                 number=event.number,

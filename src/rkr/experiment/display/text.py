@@ -57,7 +57,8 @@ def started(event: Started) -> str:
     """How a run begins."""
     size = f"{_count(len(event.tasks), 'task')}, schedule of {_count(event.epochs, 'epoch')}"
     how = f"resumed at task {event.number}, epoch {event.epoch + 1}" if event.resumed else "started"
-    return one_line(f"{event.run}: {how}: {size}: {event.folder}")
+    where = f" on {event.node}" if event.node else ""
+    return one_line(f"{event.run}: {how}{where}: {size}: {event.folder}")
 
 
 def candidate(event: Progress | EpochEnd | CandidateEnd | Stopped) -> str:
