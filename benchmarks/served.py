@@ -86,7 +86,7 @@ def peft(folder: str, backbone: str, size: int | None, tasks: int, pipe: Any) ->
     except ImportError as error:
         pipe.send({"event": "missing", "error": str(error)})
         return
-    import rkr.serve.app as app
+    import rkr.serve.server as app
     from rkr.pictures.zoo import open_zoo
     from rkr.serve.compute import Computer
     from rkr.serve.limits import Limits

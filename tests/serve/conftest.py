@@ -19,9 +19,10 @@ pytest.importorskip("prometheus_client", reason="needs the extra serve")
 from starlette.testclient import TestClient
 
 from rkr.pictures.zoo import open_zoo
-from rkr.serve.app import Server, build_app
+from rkr.serve.app import build_app
 from rkr.serve.guard import Access
 from rkr.serve.limits import Limits
+from rkr.serve.server import Server
 
 Serve = Callable[..., tuple[TestClient, Server]]
 

@@ -37,6 +37,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Pat
     make_zoo(folder)
     paths = os.pathsep.join(p for p in sys.path if p)
     os.environ["PYTHONPATH"] = paths
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # machines that run tests are busy
     memory = 100_000_000
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": memory})
     try:

@@ -98,8 +98,8 @@ def serve(
         run_cluster(settings, cluster, replicas, host, port, log)
         return
     from rkr.pictures.zoo import open_zoo
-    from rkr.serve.app import Server
     from rkr.serve.run import run
+    from rkr.serve.server import Server
 
     zoo = open_zoo(model, device=device)
     _check_free(host, port)

@@ -59,8 +59,9 @@ def application(settings: Settings, replicas: int, cpus: float = 1.0, gpus: floa
     def build() -> Any:
         """In the replica's own process."""
         from rkr.pictures.zoo import open_zoo
-        from rkr.serve.app import Server, build_app
+        from rkr.serve.app import build_app
         from rkr.serve.log import Log
+        from rkr.serve.server import Server
 
         zoo = open_zoo(settings.folder, device=settings.device)
         made = Server(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from rkr.serve.app import Server, build_app
+from rkr.serve.app import build_app
+from rkr.serve.server import Server
 
 SHUTDOWN = 5  # seconds in which what was accepted is answered, before the engine ends
 
@@ -16,6 +17,17 @@ def run(server: Server, host: str, port: int) -> None:
     from PIL import Image
 
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # such pictures are refused
+
+    class Listening(uvicorn.Server):
+        """Says where it listens."""
+
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            for one in self.servers if self.started else ():
+                for socket in one.sockets:
+                    name, number = socket.getsockname()[:2]
+                    server.tell("listening", url=f"http://{f'[{name}]' if ':' in name else name}:{number}")
+
     config = uvicorn.Config(
         build_app(server),
         host=host,
@@ -28,24 +40,4 @@ def run(server: Server, host: str, port: int) -> None:
         timeout_keep_alive=30,
         backlog=1024,
     )
-    _Uvicorn(config, server).run()
-
-
-class _Uvicorn:
-    """uvicorn's server, which says where it listens."""
-
-    def __init__(self, config: Any, server: Server) -> None:
-        import uvicorn
-
-        class Listening(uvicorn.Server):
-            async def startup(self, sockets: Any = None) -> None:
-                await super().startup(sockets)
-                for one in self.servers if self.started else ():
-                    for socket in one.sockets:
-                        host, port = socket.getsockname()[:2]
-                        server.tell("listening", url=f"http://{f'[{host}]' if ':' in host else host}:{port}")
-
-        self.server = Listening(config)
-
-    def run(self) -> None:
-        self.server.run()
+    Listening(config).run()
