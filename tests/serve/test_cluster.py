@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ import pytest
 from helpers.waiting import until
 from helpers.zoos import CLASSES, make_zoo, picture, task_file
 
-from rkr.serve.client import Client
+from rkr.serve.client import Client, ServerError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 ray = pytest.importorskip("ray", reason="needs the extra cluster")
@@ -39,7 +41,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Pat
     os.environ["PYTHONPATH"] = paths
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # machines that run tests are busy
     memory = 100_000_000
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": memory})
+    head = {"num_cpus": 2, "object_store_memory": memory, "temp_dir": tempfile.mkdtemp(prefix="rkr-ray-", dir="/tmp")}
+    nodes = Cluster(initialize_head=True, head_node_args=head)
     try:
         nodes.add_node(num_cpus=2, object_store_memory=memory)
         ray.init(nodes.address, runtime_env={"env_vars": {"PYTHONPATH": paths}}, log_to_driver=False)
@@ -54,6 +57,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Pat
     finally:
         ray.shutdown()
         nodes.shutdown()
+        shutil.rmtree(str(head["temp_dir"]), ignore_errors=True)
 
 
 def processes() -> dict[int, str]:
@@ -77,11 +81,18 @@ def test_replicas_answer_alike_and_come_back(cluster: tuple[str, Path], tmp_path
     assert [Client(url, retries=0).predict(data, "ships")[0]["task"] for _ in range(20)] == ["ships"] * 20
 
     wrong: list[Any] = []
+    asked = 0
     over = threading.Event()
 
     def ask() -> None:
+        nonlocal asked
         while not over.is_set():
-            answer = client.predict(data, "birds", top=3)
+            try:
+                answer = client.predict(data, "birds", top=3)
+            except ServerError as error:
+                wrong.append(str(error))
+                continue
+            asked += 1
             if answer != answers["birds"][0]:
                 wrong.append(answer)
 
@@ -98,4 +109,5 @@ def test_replicas_answer_alike_and_come_back(cluster: tuple[str, Path], tmp_path
         thread.join(60)
         assert not thread.is_alive()
     assert wrong == []
+    assert asked > 20
     assert [client.predict(data, "birds", top=3) for _ in range(20)] == [answers["birds"][0]] * 20

@@ -87,8 +87,9 @@ def fuzz(serve: Serve, folder: Path, tmp_path: Path, count: int, seed: int) -> N
             allowed = reply.status_code == 200  # what still is a picture is answered
         elif kind == "task":
             data = mutate(draws, good)
-            reply = client.put(f"/v1/tasks/fuzz-{n}", content=data)
-            allowed = reply.status_code == 201 and data == good
+            if data == good:  # a byte became what it was
+                continue
+            reply, allowed = client.put(f"/v1/tasks/fuzz-{n}", content=data), False
         else:
             data = mutate(draws, archive.getvalue())
             reply = client.post(f"/v1/tasks/fuzz-{n}/learn", content=data)

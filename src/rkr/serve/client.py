@@ -51,7 +51,8 @@ class Client:
         url: Where it is, such as "http://127.0.0.1:8000".
         token: Its token, if it has one.
         timeout: Seconds to wait for an answer.
-        retries: How often a request is repeated that the server was too busy for, or that could not reach it.
+        retries: How often a request is repeated that the server was too busy for, or, if it changes nothing, that did
+            not reach it or that it failed at, as those of a cluster do when one of them is killed.
     """
 
     def __init__(self, url: str, token: str | None = None, timeout: float = 60.0, retries: int = 3) -> None:
@@ -142,7 +143,8 @@ class Client:
             try:
                 return self._once(method, path, body, kind)
             except ServerError as error:
-                again = error.status == 503 or (error.status == 0 and (method == "GET" or path == "/v1/predict"))
+                changes_nothing = method == "GET" or path == "/v1/predict"
+                again = error.status == 503 or (changes_nothing and error.status in (0, 500, 502, 504))
                 if attempt == self.retries or not again:
                     raise
                 time.sleep(min(error.retry_after or 0.2 * 2**attempt, self.timeout))
