@@ -1,5 +1,5 @@
 """`make bench`: all measurements, or the ones named (steps, serving, growth, memory, epochs, workers, methods,
-zeroshot, fisher, pictures)."""
+zeroshot, fisher, pictures, served)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import growth
 import memory
 import methods
 import pictures
+import served
 import serving
 import steps
 import torch
@@ -33,6 +34,7 @@ SECTIONS = {
     "zeroshot": zeroshot.run,
     "fisher": fisher.run,
     "pictures": pictures.run,
+    "served": served.run,
 }
 
 

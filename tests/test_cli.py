@@ -26,7 +26,7 @@ from rkr.report.reproduce import exhibit_names
 
 Command = Callable[..., tuple[int, str, str]]
 COMMANDS = (
-    *("learn", "predict", "tasks", "evaluate", "export", "push", "pull"),
+    *("learn", "predict", "tasks", "serve", "evaluate", "export", "push", "pull"),
     *("demo", "run", "reproduce", "tune", "features", "compare", "queue", "report", "list", "cost"),
 )
 

@@ -29,6 +29,7 @@ from rkr.cli import (
     report,
     reproduce,
     run,
+    serve,
     tasks,
     tune,
 )
@@ -58,6 +59,7 @@ OWN, TRAIN, RESULTS, LOOK_UP = "Your own pictures", "Train and test", "Read resu
 _add(learn.learn, "learn", OWN, *learn.EXAMPLES)
 _add(predict.predict, "predict", OWN, *predict.EXAMPLES)
 _add(tasks.tasks, "tasks", OWN, *tasks.EXAMPLES)
+_add(serve.serve, "serve", OWN, *serve.EXAMPLES)
 _add(evaluate.evaluate, "evaluate", OWN, *evaluate.EXAMPLES)
 _add(export.export, "export", OWN, *export.EXAMPLES)
 _add(hub.push, "push", OWN, *hub.PUSH_EXAMPLES)
