@@ -59,7 +59,8 @@ def serve(
         int, typer.Option(metavar="MB", help="Memory for merged weights of tasks.", rich_help_panel=RESOURCES)
     ] = 512,
     device: Annotated[
-        str | None, typer.Option(help="cpu, cuda or mps (default: a GPU if there is one).", rich_help_panel=RESOURCES)
+        str | None,
+        typer.Option(help="Device: cpu, cuda or mps (default: a GPU if there is one).", rich_help_panel=RESOURCES),
     ] = None,
     cluster: Annotated[
         str | None,
