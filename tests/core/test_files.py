@@ -486,6 +486,7 @@ def test_every_option_comes_back(tmp_path: Path) -> None:
         include=("*1*",),
         exclude=("fc1",),
         ranks={"layer1.*": 1, "conv*": 4},
+        budget="paper",
         bn="per_task",
         norm="per_task",
         layout="reshape",
@@ -498,7 +499,8 @@ def test_every_option_comes_back(tmp_path: Path) -> None:
     assert all(getattr(options, name) != getattr(default, name) for name in options.to_json())
     model = build(options=options)
     model.save(tmp_path)
-    assert rkr.load(tmp_path, Small()).options == options
+    assert rkr.load(tmp_path, Small()).options == model.options
+    assert {**model.options.to_json(), "ranks": options.ranks} == options.to_json()
 
 
 def test_order_current_task_and_class_names_come_back(tmp_path: Path) -> None:

@@ -1421,7 +1421,7 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "rank 2.0": ({"rank": 2.0}, "whole number"),
     "rank text": ({"rank": "2"}, "whole number"),
     "rank True": ({"rank": True}, "whole number"),
-    "ranks 0": ({"ranks": {"fc1": 0}}, "ranks.*at least 1"),
+    "ranks -1": ({"ranks": {"fc1": -1}}, "ranks.*at least 0"),
     "ranks list": ({"ranks": [2]}, "ranks"),
     "ranks key": ({"ranks": {1: 2}}, "ranks"),
     "no such head": ({"head": "classifier"}, "no module named 'classifier'.*'fc'"),
