@@ -73,8 +73,8 @@ def stepper(model: nn.Module, params: list[nn.Parameter], x: Tensor, setting: Se
     return step
 
 
-def rkr_step(setting: Setting, cl: bool, x: Tensor, fast: bool) -> Callable[[], None]:
-    model = rkr.rectify(plain(setting, cl), rank=setting.rank, head=setting.head, fast=fast)
+def rkr_step(setting: Setting, cl: bool, x: Tensor, kernels: str) -> Callable[[], None]:
+    model = rkr.rectify(plain(setting, cl), rank=setting.rank, head=setting.head, kernels=kernels)
     classes = 10 if setting.head else None
     model.add_task("first", classes)
     model.add_task("second", classes)
@@ -130,9 +130,9 @@ def cases(setting: Setting, cl: bool, only: str | None = None) -> dict[str, Call
     builders = {
         "full": full,
         "floor": floor,
-        "naive": lambda: rkr_step(setting, cl, x, fast=False),
+        "naive": lambda: rkr_step(setting, cl, x, kernels="formula"),
         "peft": peft,
-        "rkr": lambda: rkr_step(setting, cl, x, fast=True),
+        "rkr": lambda: rkr_step(setting, cl, x, kernels="auto"),
     }
     return {name: build() for name, build in builders.items() if only in (None, name)}
 

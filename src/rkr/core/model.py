@@ -21,6 +21,7 @@ from rkr.core.exchange import exchange, is_exchanged, layer_of, restore
 from rkr.core.find import find_layers
 from rkr.core.index import Changes
 from rkr.core.options import Options
+from rkr.core.passes import Passes
 from rkr.core.rowwise import is_rowwise
 from rkr.core.state import Active, MergeCache, TaskState, clone_state, version_key
 from rkr.core.table import TaskTable
@@ -110,6 +111,7 @@ class RectifiedModel(nn.Module):
         self.layers: Sequence[TargetLayer] = layers
         self.tensors = Tensors(network, layers)
         self.replicas = Replicas()
+        self.passes = Passes()
         self._base_at_start: Any = None  # version of the base when the task that trains it was added
         self.user_requires_grad = {n: p.requires_grad for n, p in network.named_parameters()}
         self._base_known: tuple[Any, str] | None = None  # checksums and fingerprint of the base at the last check
@@ -460,13 +462,18 @@ class RectifiedModel(nn.Module):
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any], task: TaskState | None) -> Any:
         """One pass of the network as the update runs it. `task` is None for a mixed batch."""
-        with lent_buffers(self.layers):
-            if "labels" not in kwargs:
-                return self.update.run(self.network, args, kwargs, task)
-            if self._counting is None:
-                self._counting = counting(self.network)
-            with with_classes(self._counting, task):
-                return self.update.run(self.network, args, kwargs, task)
+        active = self.active
+        active.ready = None if torch.compiler.is_compiling() else self.passes.prepare(self, task, args, kwargs)
+        try:
+            with lent_buffers(self.layers):
+                if "labels" not in kwargs:
+                    return self.update.run(self.network, args, kwargs, task)
+                if self._counting is None:
+                    self._counting = counting(self.network)
+                with with_classes(self._counting, task):
+                    return self.update.run(self.network, args, kwargs, task)
+        finally:
+            active.ready = None
 
     def restore_tasks(self, tasks: Sequence[TaskState]) -> None:
         """Take over the tasks of a saved model whose base was being trained, its own normalisation included."""
