@@ -1,5 +1,5 @@
-"""`make bench`: all measurements, or the ones named (steps, serving, growth, memory, epochs, workers, methods,
-zeroshot, fisher, pictures)."""
+"""`make bench`: all measurements, or the ones named (steps, overhead, serving, growth, memory, epochs, workers,
+methods, zeroshot, fisher, pictures)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import fisher
 import growth
 import memory
 import methods
+import overhead
 import pictures
 import serving
 import steps
@@ -24,6 +25,7 @@ import zeroshot
 
 SECTIONS = {
     "steps": steps.run,
+    "overhead": overhead.run,
     "serving": serving.run,
     "growth": growth.run,
     "memory": memory.run,

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import rkr
-from rkr.core import kernels
+from rkr.core import kernels, ways
 
 TOLERANCE = 1e-12
 CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -154,7 +154,8 @@ def factored_everywhere() -> Iterator[mock.Mock]:
     """Small shapes take the factored path too. Yields a mock that counts its calls."""
     apply = kernels.FactoredConv2d.apply
     with (
-        mock.patch.object(kernels, "factored_pays", return_value=True),
+        mock.patch.object(ways, "factored_pays", return_value=True),
+        mock.patch.object(ways, "largest_grouped", return_value=0),
         mock.patch.object(kernels.FactoredConv2d, "apply", side_effect=apply) as spy,
     ):
         yield spy

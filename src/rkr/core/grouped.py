@@ -1,8 +1,8 @@
 """Merged weights of many layers at once, in few calls: `(W + R)·F` and `b·F`, before a training step.
 
-On an accelerator every call is a kernel launch, so what counts is their number. Layers of equal shape are a group: R of
-all of them is one batched product, and so are the gradients of LM and RM. What has few numbers (scaling RM and biases by
-F, and the way back) is done for all groups in one call. Then the plain layers compute with these weights.
+On an accelerator every call is a kernel launch, so what counts is their number. Layers of equal shape are a group:
+R of all of them is one batched product, and so are the gradients of LM and RM. What has few numbers (scaling RM and
+biases by F, and the way back) is done for all groups in one call. Then the plain layers compute with these weights.
 """
 
 from __future__ import annotations
@@ -74,6 +74,15 @@ class Group:
         product = matrices.view(len(matrices), *[self.shape[d] for d in self.to_product])
         return _permute(product, _inverse(self.to_product))
 
+    def dot(self, product: Tensor, stack: Tensor, out: Tensor) -> None:
+        """For each output the sum of gradient times weight, into `out` (N·O)."""
+        if self.is_matrix and (stack.dim() == 3 or stack.is_contiguous()):
+            rows = _permute(product, _inverse(self.to_product)).reshape(-1, 1, self.rows)
+            torch.bmm(rows, stack.reshape(-1, self.rows, 1), out=out.view(-1, 1, 1))
+        else:
+            over = tuple(range(1, product.dim() - 1))
+            torch.sum(product * _permute(stack, self.to_product), over, out=out.view(len(product), -1))
+
     def per_output(self, f: Tensor) -> Tensor:
         """F (N·O) as (N, O, 1, ...)."""
         return f.view(len(self.members), -1, *[1] * (len(self.shape) - 1))
@@ -102,7 +111,8 @@ class Plan:
         found: dict[Any, list[int]] = {}
         for i, layer in enumerate(self.layers):
             w = layer.canonical(layer.weight)
-            order = tuple(sorted(range(w.dim()), key=lambda d: (-w.stride(d), d)))
+            strides: Sequence[int] = w.stride()
+            order = tuple(sorted(range(w.dim()), key=lambda d, strides=strides: -strides[d]))  # type: ignore[misc]
             found.setdefault((w.shape, layer.rank, layer.scaled, order), []).append(i)
         self.groups = [Group(members, *what) for what, members in found.items()]
         self.biased = [i for g in self.groups if g.scaled for i in g.members if self.layers[i].bias is not None]
@@ -230,9 +240,7 @@ class GroupedWeights(torch.autograd.Function):
                     torch.bmm(lm.transpose(1, 2), matrices, out=drm)
                     torch.bmm(matrices, rm.transpose(1, 2), out=dlm)
                 if g.scaled:
-                    same = _permute(stack, g.to_product)
-                    total = tuple(range(1, product.dim() - 1))
-                    torch.sum(product * same, total, out=back[plan.f[g]].view(len(g.members), -1))
+                    g.dot(product, stack, back[plan.f[g]])
                 if any(need[PARTS * i] for i in g.members):
                     f = g.per_output(flat[plan.f[g]]) if g.scaled else 1
                     dw = torch.mul(_permute(product, _inverse(g.to_product)), f, out=g.room(stack))
@@ -246,8 +254,8 @@ class GroupedWeights(torch.autograd.Function):
             if plan.f:
                 back[plan.factors].index_add_(0, plan.index, back[plan.scaled] * flat[plan.scaled])
                 back[plan.scaled].mul_(scale)
-        places = zip(plan.flat, back.split([shape.numel() for shape in ctx.shapes]), ctx.shapes, strict=True)
-        for i, part, shape in places:
+        split = zip(plan.flat, back.split([shape.numel() for shape in ctx.shapes]), ctx.shapes, strict=True)
+        for i, part, shape in split:
             if need[i] and gradients[i // PARTS] is not None:  # a layer that was not used has no gradient
                 found[i] = part.view(shape)
         return None, *found

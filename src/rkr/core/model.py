@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, overload
 
 import torch
@@ -288,7 +288,7 @@ class RectifiedModel(nn.Module):
         if labels is not None:
             kwargs["labels"] = labels
         try:
-            with self.replicas.one_at_a_time(), self._as_when_frozen():
+            with self.replicas.one_at_a_time(), nullcontext() if self._is_frozen() else self._as_when_frozen():
                 if tasks is not None:
                     return mixed.run(self, args, kwargs, tasks)
                 return self.run(args, kwargs, self.active.require())
@@ -514,15 +514,17 @@ class RectifiedModel(nn.Module):
             raise UsageError(f'init must be "previous", "random" or the name of a task, not {init!r}; tasks: {known}')
         return self.tasks[init]
 
+    def _is_frozen(self) -> bool:
+        """Whether a pass computes as it will after the base is frozen. A compiled graph cannot see to it."""
+        return self.base_frozen or torch.is_grad_enabled() or torch.compiler.is_compiling()
+
     @contextmanager
     def _as_when_frozen(self) -> Iterator[None]:
         """Without gradients, compute exactly as after the base is frozen.
 
         torch chooses some kernels by `requires_grad`, even under no_grad, so the last bits could differ.
         """
-        shared = []
-        if not self.base_frozen and not torch.is_grad_enabled():
-            shared = [p for p in self.network.parameters() if p.requires_grad]
+        shared = [p for p in self.network.parameters() if p.requires_grad]
         try:
             for p in shared:
                 p.requires_grad_(False)

@@ -1,7 +1,7 @@
 """What is done once for a pass of the network, instead of in each layer: checking or making merged weights.
 
-Layers take their weights from `Active.ready`. If there is none (a call of the network or a part of it without the model,
-a compiled graph, a transform of torch.func), each layer makes its own.
+Layers take their weights from `Active.ready`. If there is none (a call of the network or a part of it without the
+model, a compiled graph, a transform of torch.func), each layer makes its own.
 """
 
 from __future__ import annotations

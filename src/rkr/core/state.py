@@ -172,7 +172,7 @@ class Ready:
             packs == self.packs
             and all(map(is_, sources, self.sources))
             and [t is None or (t._version, t.data_ptr()) for t in sources] == self.versions
-            and all([t._version == version for t, version in self.made])
+            and all(t._version == version for t, version in self.made)
         )
 
 
