@@ -1,5 +1,5 @@
 """`make bench`: all measurements, or the ones named (steps, overhead, serving, growth, memory, epochs, workers,
-methods, zeroshot, fisher, pictures)."""
+methods, zeroshot, fisher, pictures, served)."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import memory
 import methods
 import overhead
 import pictures
+import served
 import serving
 import steps
 import torch
@@ -35,6 +36,7 @@ SECTIONS = {
     "zeroshot": zeroshot.run,
     "fisher": fisher.run,
     "pictures": pictures.run,
+    "served": served.run,
 }
 
 

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from rkr.pictures.zoo import open_zoo as open
     from rkr.registry import register
     from rkr.report.frame import results
+    from rkr.serve.client import Client
 
 __version__ = "0.1.0"
 __all__ = [
+    "Client",
     "Cost",
     "FileError",
     "Learner",
@@ -46,6 +48,7 @@ __all__ = [
 
 # Imported when first used: torch takes seconds, which `rkr --help` and reports should not have to wait for.
 _PLACES = {
+    "Client": "rkr.serve.client",
     "Cost": "rkr.core.cost",
     "Learner": "rkr.methods.learner",
     "Options": "rkr.core.options",

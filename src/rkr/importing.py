@@ -30,6 +30,18 @@ def search_path() -> str:
     return os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), *_folders)))
 
 
+def own_modules() -> dict[str, str]:
+    """The Python files in the folders of recipes and commands that are imported so far: their paths and texts."""
+    found: dict[str, str] = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        for folder in _folders:
+            place = Path(folder, *name.split("."))
+            if file and Path(file) in (place.with_suffix(".py"), place / "__init__.py"):
+                found[Path(file).relative_to(folder).as_posix()] = Path(file).read_text("utf-8")
+    return found
+
+
 def imported(name: str) -> Any:
     """The object of a dotted name, such as "my_package.module:Name"."""
     module, colon, attribute = name.partition(":")

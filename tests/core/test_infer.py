@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rkr.core import infer
-from rkr.core.infer import Description, Rule, describe, embed, shared_covariance
+from rkr.core.infer import Description, Rule, Shared, describe, embed, shared_covariance
 from rkr.errors import UsageError
 
 D = 12
@@ -135,3 +135,38 @@ def test_bad_calls() -> None:
         Rule({"a": describe(x, y, 4), "b": describe(x[:, :5], y, 4)})
     with pytest.raises(UsageError, match="false-alarm rate"):
         Rule({"a": describe(x, y, 4)})(x, 1.0)
+
+
+def test_the_covariance_beside_the_base_is_the_direct_one() -> None:
+    """Refined by one task after the other, through files, it is that of all samples."""
+    tasks, shared = [samples(0), samples(1, each=60), samples(2, each=10)], None
+    total = torch.zeros(D, D, dtype=torch.float64)
+    for number, (x, y) in enumerate(tasks):
+        shared = Shared.refined(shared, f"t{number}", embed(x), y, 4)
+        assert Shared.refined(shared, f"t{number}", embed(x), y, 4) is shared  # a task counts once
+        shared = Shared.from_json(json.loads(json.dumps(shared.to_json())))
+        z = embed(x).double()
+        centred = torch.cat([z[y == c] - z[y == c].mean(0) for c in range(4)])
+        total += len(x) * centred.T @ centred / (len(x) - 4)
+    direct = total / sum(len(x) for x, _ in tasks)
+    torch.testing.assert_close(shared.covariance.double(), direct, rtol=3e-3, atol=1e-5)
+    assert (shared.samples, shared.tasks) == (120 + 240 + 40, ("t0", "t1", "t2"))
+    described = {f"t{n}": describe(x, y, 4) for n, (x, y) in enumerate(tasks)}
+    features = more(1, each=5)
+    found = Rule(described, shared).evidence(features)
+    inverse = torch.linalg.inv(shared.shrunk().double())
+    gap = embed(features).double()[:, None] - described["t1"].means.double()
+    nearest = torch.einsum("bcd,de,bce->bc", gap, inverse, gap).amin(1)
+    torch.testing.assert_close(found[:, 1].double(), -nearest / infer.SCALE, rtol=1e-3, atol=1e-3)
+    for change in ({"covariance": None}, {"level": "x"}, {"covariance": described["t0"].to_json()["quantiles"]}):
+        with pytest.raises(UsageError, match="covariance of the tasks cannot be read"):
+            Shared.from_json({**shared.to_json(), **change})
+
+
+def test_few_features_are_expanded() -> None:
+    x, _ = samples(0)
+    wide = embed(x, 40)
+    assert wide.shape == (len(x), 40)
+    projection = torch.randn(D, 40, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(wide, (embed(x) @ projection).clamp(min=0))
+    assert torch.equal(embed(x, D), embed(x))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,12 +14,14 @@ import torch
 from small_runs import Case
 from torch import Tensor, nn
 
-from rkr.experiment.display import JsonLines
 from rkr.experiment.events import EpochEnd, Event
 from rkr.experiment.execution import Execution
+from rkr.experiment.jobs import Helpers, Job, Site, candidate_name
+from rkr.experiment.loop import CandidateKey
 from rkr.experiment.processes import make_fabric
 from rkr.experiment.run import Run
-from rkr.experiment.workers import DONE, Helpers, asked_lines
+from rkr.experiment.workers import Workers
+from rkr.importing import importable
 from rkr.methods import METHODS, Method
 from rkr.methods.learner import MakeNetwork, Outcome, Phase, ReadSamples, SeenTask
 from rkr.methods.shared.one_network import OneNetwork
@@ -179,9 +179,14 @@ def execute(
     case = make_case(**plain)
     if workers == 1:
         return Run(*case, Path(folder), *how).execute()
-    given = json.dumps({"folder": str(folder), "save_minutes": save_minutes, "changes": changes})
-    with Helpers([sys.executable, "-W", "ignore", __file__, given], workers, 1) as helpers:
-        return Run(*case, Path(folder), *how, helpers=helpers).execute()
+    given = {"folder": str(folder), "save_minutes": save_minutes, "changes": changes}
+    importable(Path(__file__).parent)
+
+    def job(key: CandidateKey) -> Job:
+        return Job(candidate_name(key), "small_candidates:train", {**given, "key": list(key)})
+
+    with Workers(workers, 1) as executor:
+        return Run(*case, Path(folder), *how, helpers=Helpers(executor, job)).execute()
 
 
 def register() -> None:
@@ -189,18 +194,15 @@ def register() -> None:
     METHODS.add(TRIALS)
 
 
-def _help(folder: str, save_minutes: float, changes: dict[str, Any]) -> None:
+def train(site: Site, folder: str, save_minutes: float, changes: dict[str, Any], key: list[int]) -> None:
+    """The job of a candidate."""
     torch.set_num_threads(1)
-    tell, pause = JsonLines(), float(os.environ.get("TRIALS_PAUSE", 0))
+    pause = float(os.environ.get("TRIALS_PAUSE", 0))
 
     def watch(event: Event) -> None:
-        tell(event)
+        site.watch(event)
         if isinstance(event, EpochEnd):
             time.sleep(pause)
 
     run = Run(*make_case(**changes), Path(folder), make_fabric("cpu"), watch, Execution(save_minutes=save_minutes))
-    sys.exit(0 if run.help(asked_lines(), lambda: print(DONE, flush=True)) else 130)
-
-
-if __name__ == "__main__":
-    _help(**json.loads(sys.argv[1]))
+    run.train_candidate(CandidateKey(*key))

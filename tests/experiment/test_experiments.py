@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -13,21 +14,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import Server
+from forked import HERE, Server
 from small_runs import outcome
 
 from rkr.errors import FileError, RkrError, UsageError
-from rkr.experiment import runner, signals
+from rkr.experiment import jobs, runner, signals
 from rkr.experiment.events import Event
+from rkr.experiment.execution import Diverged, Interrupted
 from rkr.experiment.folder import RunFolder
-from rkr.experiment.loop import Diverged
+from rkr.experiment.jobs import Job, Site, run_job
 from rkr.experiment.machine import commit
 from rkr.experiment.plan import Plan, choose_orders, choose_seeds
 from rkr.experiment.recipes import load_recipe
 from rkr.experiment.run import Run
 from rkr.experiment.runner import Execution, run_plan
 from rkr.experiment.spec import RunSpec
-from rkr.experiment.workers import MARK, Worker
+from rkr.experiment.workers import Worker, Workers
+from rkr.importing import importable
 
 WORDS = ("run", "digits", "--method", "rkr,finetune", "--epochs", 1, "--limit", 8, "--threads", 1)
 WORDS += ("--accelerator", "cpu", "--json", "--out")
@@ -69,24 +72,32 @@ def plan(out: Path, methods: tuple[str, ...] = ("rkr", "finetune", "joint")) -> 
     return Plan(recipe, "digits", methods, recipe.orders[:1], out, epochs=1, limit=8, accelerator="cpu")
 
 
-def pretend(monkeypatch: pytest.MonkeyPatch, scripts: dict[str, str]) -> None:
-    def command(plan: Plan, execution: Execution, spec: RunSpec, *rest: Any) -> list[str]:
-        return ["sh", "-c", scripts[spec.method]]
+def pretend(monkeypatch: pytest.MonkeyPatch, scripts: dict[str, list[list[Any]]]) -> None:
+    importable(HERE)
 
-    monkeypatch.setattr(runner, "_command", command)
+    def job(plan: Plan, execution: Execution, spec: RunSpec, *rest: Any) -> Job:
+        return Job(spec.name, "scripted:do", {"steps": scripts[spec.method]})
+
+    monkeypatch.setattr(runner, "run_job", job)
 
 
 def test_an_error_of_a_worker_names_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Event] = []
-    failed = '{"event": "failed", "run": "digits rkr fixed", "folder": "f", "reason": "no room"}'
-    begun = tmp_path / "begun"  # both workers are at work when one fails
-    wait = f"while [ ! -e {begun} ]; do sleep 0.01; done"
-    fails = f"{wait}; echo '{failed}'; echo warned >&2; echo 'rkr: f: no room' >&2; exit 2"
-    pretend(monkeypatch, {"rkr": fails, "finetune": f"touch {begun}; sleep 0.2", "joint": "exit 9"})
+    begun = str(tmp_path / "begun")  # both workers are at work when one fails
+    fails = [["wait", begun], ["fail", "digits rkr fixed", "no room"], ["warn", "warned"], ["print", "{}"]]
+    scripts = {"rkr": [*fails, ["file error", "f: no room"]], "finetune": [["touch", begun], ["sleep", 0.2]]}
+    pretend(monkeypatch, {**scripts, "joint": [["exit", 9]]})
     with pytest.raises(RkrError) as caught:
         run_plan(plan(tmp_path), Execution(workers=2, threads=1), told.append)
     assert str(caught.value) == "rkr fixed: f: no room; skipped: joint fixed"  # no other run begins after it
     assert [type(event).__name__ for event in told] == ["Failed"]
+
+
+def test_a_fault_of_a_worker_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no error of the package is named with its class."""
+    pretend(monkeypatch, {"rkr": [["fault", "odd"]], "finetune": []})
+    with pytest.raises(RkrError, match=r"^rkr fixed: ValueError: odd$"):
+        run_plan(plan(tmp_path, ("rkr", "finetune")), Execution(workers=2), lambda event: None)
 
 
 def test_an_error_names_what_is_skipped_without_workers_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,37 +116,38 @@ def test_an_error_names_what_is_skipped_without_workers_too(tmp_path: Path, monk
 def test_a_worker_that_diverges_does_not_keep_others_from_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is told by its exit code, whatever it says."""
-    scripts = {"rkr": "echo 'rkr: far off' >&2; exit 3", "finetune": "sleep 0.3", "joint": f"touch {tmp_path}/begun"}
+    scripts = {"rkr": [["diverge", "far off"]], "finetune": [["sleep", 0.3]], "joint": [["touch", f"{tmp_path}/begun"]]}
     pretend(monkeypatch, scripts)
     with pytest.raises(Diverged, match=r"^rkr fixed: far off$"):
         run_plan(plan(tmp_path), Execution(workers=2), lambda event: None)
     assert (tmp_path / "begun").exists()
-    pretend(monkeypatch, {**scripts, "joint": "exit 130"})  # as long as others can go on, it is no result
+    pretend(monkeypatch, {**scripts, "joint": [["stop"]]})  # as long as others can go on, it is no result
     assert run_plan(plan(tmp_path), Execution(workers=2), lambda event: None) is False
-    pretend(monkeypatch, {**scripts, "finetune": "echo 'training diverged' >&2; exit 2", "joint": "exit 0"})
+    pretend(monkeypatch, {**scripts, "finetune": [["usage error", "training diverged"]], "joint": []})
     with pytest.raises(RkrError, match="finetune fixed: training diverged") as caught:
         run_plan(plan(tmp_path), Execution(workers=2), lambda event: None)
     assert not isinstance(caught.value, Diverged)
 
 
 def test_a_killed_worker_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, {"rkr": "kill -9 $$", "finetune": "exit 0"})
+    pretend(monkeypatch, {"rkr": [["kill"]], "finetune": []})
     with pytest.raises(RkrError, match=r"^rkr fixed: ended with code -9$"):
+        run_plan(plan(tmp_path, ("rkr", "finetune")), Execution(workers=2), lambda event: None)
+    pretend(monkeypatch, {"rkr": [["warn", "no memory"], ["exit", 1]], "finetune": []})
+    with pytest.raises(RkrError, match=r"^rkr fixed: ended with code 1: no memory$"):
         run_plan(plan(tmp_path, ("rkr", "finetune")), Execution(workers=2), lambda event: None)
 
 
 def test_a_stopped_worker_stops_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, {"rkr": "exit 130", "finetune": "sleep 0.3", "joint": f"touch {tmp_path}/begun"})
+    pretend(monkeypatch, {"rkr": [["stop"]], "finetune": [["sleep", 0.5]], "joint": [["touch", f"{tmp_path}/begun"]]})
     assert run_plan(plan(tmp_path), Execution(workers=2), lambda event: None) is False
     assert not (tmp_path / "begun").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_reaches_all_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    script = "trap 'touch {0}.told; exit 130' TERM; touch {0}.ready; while :; do sleep 0.02; done"
     methods = ("rkr", "finetune")
-    pretend(monkeypatch, {method: script.format(tmp_path / method) for method in methods})
+    pretend(monkeypatch, {method: [["until told", str(tmp_path / method)]] for method in methods})
 
     def stop() -> None:
         while not all((tmp_path / f"{method}.ready").exists() for method in methods):
@@ -149,20 +161,77 @@ def test_a_stop_reaches_all_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_one_job_of_several_is_stopped(tmp_path: Path) -> None:
+    """Its process does the next one."""
+    importable(HERE)
+    first, second = (Job(name, "scripted:do", {"steps": [["until told", str(tmp_path / name)]]}) for name in "ab")
+    third = Job("c", "scripted:do", {"steps": []})
+    with Workers(2, 1) as workers:
+        ends = [workers.submit(job, lambda job, event: None) for job in (first, second)]
+        while not all((tmp_path / f"{name}.ready").exists() for name in "ab"):
+            time.sleep(0.01)
+        pids = {worker.pid for worker in workers._at_work.values()}
+        workers.stop(first)
+        assert isinstance(ends[0].exception(60), Interrupted)
+        assert workers.submit(third, lambda job, event: None).result(60) is False
+        assert not (tmp_path / "b.told").exists()
+        assert {worker.pid for worker in (*workers._at_work.values(), *workers._idle)} == pids
+        workers.stop()
+        assert isinstance(ends[1].exception(60), Interrupted)
+
+
 def test_workers_have_sessions_of_their_own() -> None:
     """A terminal does not reach them, so they hear of Ctrl-C once, and a second one is a second one."""
-    worker = Worker(["sleep", "60"], 1)
-    pid = worker._process.pid
-    assert os.getsid(pid) == os.getpgid(pid) == pid != os.getsid(0)
+    worker = Worker(1)
+    assert os.getsid(worker.pid) == os.getpgid(worker.pid) == worker.pid != os.getsid(0)
     worker.stop()
-    assert worker.end()[0] == -signal.SIGTERM
+    worker.close()
+    assert worker.ended
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="no /proc to see processes in")
+def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    """One that is killed leaves none behind, at work or idle."""
+    code = f"""
+import sys, threading
+from rkr.experiment.jobs import Job
+from rkr.experiment.workers import Workers
+from rkr.importing import importable
+importable({str(HERE)!r})
+workers = Workers(2, 1)
+workers.submit(Job("a", "scripted:do", {{"steps": [["until told", {str(tmp_path / "a")!r}]]}}), print)
+workers.submit(Job("b", "scripted:do", {{"steps": []}}), print).result()
+while not workers._at_work: pass
+print(*(w.pid for w in (*workers._at_work.values(), *workers._idle)), flush=True)
+threading.Event().wait()
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout:
+        pids = [int(word) for word in process.stdout.readline().split()]
+        assert len(pids) == 2
+        while not (tmp_path / "a.ready").exists():
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
+    end = time.monotonic() + 60
+    while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not left
+    assert (tmp_path / "a.told").exists()  # it could save its state
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_a_second_signal_ends_all_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No process is left behind, although they do not hear the terminal."""
     methods, started = ("rkr", "finetune"), []
-    script = "trap 'touch {0}.told' TERM; touch {0}.ready; while :; do sleep 0.02; done"
-    pretend(monkeypatch, {method: script.format(tmp_path / method) for method in methods})
+    pretend(monkeypatch, {method: [["until told", str(tmp_path / method), False]] for method in methods})
     monkeypatch.setattr(signals, "SAME_SIGNAL_SECONDS", 0)
     start = subprocess.Popen
 
@@ -185,7 +254,7 @@ def test_a_second_signal_ends_all_at_once(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_stop_reaches_a_worker_that_is_being_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     methods = ("rkr", "finetune")
-    pretend(monkeypatch, dict.fromkeys(methods, "trap 'exit 130' TERM; while :; do sleep 0.02; done"))
+    pretend(monkeypatch, {method: [["until told", str(tmp_path / method)]] for method in methods})
     start, started = subprocess.Popen, []
 
     def slow_start(*words: Any, **options: Any) -> Any:
@@ -199,31 +268,29 @@ def test_a_stop_reaches_a_worker_that_is_being_started(tmp_path: Path, monkeypat
     monkeypatch.setattr(subprocess, "Popen", slow_start)
     try:
         assert run_plan(plan(tmp_path, methods), Execution(workers=2), lambda event: None) is False
-        assert all(process.poll() in (130, -signal.SIGTERM) for process in started)
+        assert all(process.poll() in (0, -signal.SIGTERM) for process in started)
     finally:
         for process in started:
             process.kill()
 
 
-def test_workers_are_given_the_whole_plan(tmp_path: Path) -> None:
-    made = dataclasses.replace(plan(tmp_path, ("rkr",)), seeds=(3,), data="/data", precision="bf16-mixed")
-    words = runner._command(made, Execution(2, 1, 0.5, True), made.specs[0], 1)
-    assert words[:7] == [sys.executable, "-m", "rkr", "run", "digits", "--json", "--no-figures"]
-    given = dict(zip(words[7:-1:2], words[8:-1:2], strict=True))
-    assert given == {
-        "--method": "rkr",
-        "--order": "fixed",
-        "--out": str(tmp_path),
-        "--epochs": "1",
-        "--seed": "3",
-        "--limit": "8",
-        "--data": "/data",
-        "--threads": "1",
-        "--accelerator": "cpu",
-        "--precision": "bf16-mixed",
-        "--save-minutes": "0.5",
-    }
-    assert words[-1] == "--tensorboard"
+def test_jobs_are_given_the_whole_plan(tmp_path: Path) -> None:
+    """The plan at the other end has the same run, in the same folder."""
+    recipe = load_recipe("digits").on_validation()
+    made = dataclasses.replace(
+        plan(tmp_path, ("ewc",)), recipe=recipe, seeds=(3,), data="/data", precision="bf16-mixed", on_validation=True
+    )
+    (spec,) = made.specs
+    job = Job.from_json(json.loads(json.dumps(run_job(made, Execution(2, 1, 0.5, True), spec, 1).to_json())))
+    assert job.arguments["how"] == {"threads": 1, "save_minutes": 0.5, "tensorboard": True}
+    again = jobs._plan(job.arguments["plan"], Site())
+    assert again.recipe == recipe
+    assert again.specs[0].settings == spec.settings
+    assert again.folder(again.specs[0]) == made.folder(spec) == job.path
+    for name in ("epochs", "limit", "data", "seeds", "accelerator", "precision", "on_validation", "given"):
+        assert getattr(again, name) == getattr(made, name)
+    elsewhere = jobs._plan(job.arguments["plan"], Site(root=Path("/there"), data="/sent"))
+    assert (elsewhere.out, elsewhere.data) == (Path("/there"), "/sent")
 
 
 def test_folders_and_jobs(tmp_path: Path) -> None:
@@ -317,17 +384,12 @@ def test_impossible_options_are_refused_before_anything_is_trained(
         with pytest.raises(UsageError, match=r"^methods\.firm: strength must be"):
             run_plan(made, Execution(workers, 1), lambda event: None)
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr(runner, "_one_by_one", lambda *arguments: True)
+    monkeypatch.setattr(runner, "_all_runs", lambda *arguments: True)
     with monkeypatch.context() as patch:  # nothing is to be done
         patch.setattr(RunFolder, "finished", True)
         assert run_plan(made, Execution(), lambda event: None)
-    with monkeypatch.context() as patch:  # the process that started this one has done it
-        patch.setenv(MARK, "1")
-        assert run_plan(made, Execution(), lambda event: None)
     with pytest.raises(UsageError):
         run_plan(made, Execution(), lambda event: None)
-    worker = Worker(["sh", "-c", f"echo ${MARK} >&2"], 1)
-    assert worker.end() == (0, "1")
 
 
 def test_how_is_checked_once_for_all_commands() -> None:

@@ -41,9 +41,10 @@ UNUSED_HEAD = ("model.network.fc.",)  # tasks have their own; the count has it, 
 NEEDLESS: dict[str, dict[str, Needless]] = {
     "classification": {
         **dict.fromkeys(
-            ("rkr", "rkr-lite", "rectify-only", "scale-only", "rkr-k1", "rkr-k4", "rkr-k8", "rkr-random"),
+            (*("rkr", "rkr-lite", "rectify-only", "scale-only", "rkr-k1", "rkr-k4", "rkr-k8", "rkr-random"),),
             Needless(UNUSED_HEAD, UNUSED_HEAD),
         ),
+        "rkr-plus": Needless(UNUSED_HEAD, UNUSED_HEAD),
         **dict.fromkeys(("ccll", "eft", "apd"), Needless(UNUSED_HEAD, UNUSED_HEAD)),
         **dict.fromkeys(("finetune", "finetune-bn", "separate", "head-only"), Needless()),
         "joint": Needless(("sample_bytes",), ("sample_bytes",)),

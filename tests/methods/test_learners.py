@@ -33,6 +33,7 @@ def test_fine_tuning_forgets() -> None:
 
 
 PAPER_CAPACITY = {"rkr": 104.29, "rkr-lite": 100.73, "finetune": 100.0, "joint": 100.0, "head-only": 100.0}
+PAPER_CAPACITY |= {"rkr-plus": 104.23}  # not the paper's: at most as much as rkr
 PAPER_CAPACITY |= {"separate": 1000.0, "rectify-only": 103.795, "scale-only": 100.497}
 
 
@@ -146,6 +147,34 @@ def test_a_wrong_head(method: str) -> None:
         with pytest.raises(rkr.UsageError, match=f"not {head!r}: .*{words}; linear layers: .*'fc'"):
             METHODS[method].build(small_cnn, head).begin(SeenTask(0, "a", ("x", "y"), 0))
     METHODS["ewc"].build(small_cnn, "fc", strength=np.float32(2))
+
+
+def test_rkr_plus_trains_factors_at_a_rate_of_their_own() -> None:
+    """LM and RM learn faster and do not decay; everything else is as RKR's groups. The first task trains the base."""
+    for options, decay in (({}, {"weight_decay": 0.0}), ({"decay": True}, {})):
+        learner = METHODS["rkr-plus"].build(small_cnn, "fc", rate=4.0, **options)
+        first, second, _ = seen_tasks()
+        learn(learner, first)
+        state = learner.model.tasks["t0"]  # type: ignore[union-attr]
+        for layer in learner.layers():  # type: ignore[operator]
+            assert not bool(state.get(f"{layer.path}.rm").any())
+            assert bool((state.get(f"{layer.path}.f") == 1).all())
+        learner.begin(second)
+        named = learner.model.named_task_parameters()  # type: ignore[union-attr]
+        *others, own = learner.groups()
+        factors = {f"{layer}.{name}" for layer in ("conv1", "conv2", "fc1") for name in ("lm", "rm")}
+        assert {id(p) for p in own["params"]} == {id(named[key]) for key in factors}
+        assert {key: value for key, value in own.items() if key != "params"} == {"lr_factor": 4.0, **decay}
+        for mine, theirs in zip(others, learner.model.task_parameters(groups=True), strict=True):  # type: ignore
+            left = [p for p in theirs["params"] if id(p) not in {id(q) for q in own["params"]}]
+            assert [id(p) for p in mine["params"]] == [id(p) for p in left]
+            assert mine.get("weight_decay") == theirs.get("weight_decay")
+    numbers = {}
+    for name in ("rkr", "rkr-plus"):
+        learner = METHODS[name].build(small_cnn, "fc")
+        learner.begin(seen_tasks()[0])
+        numbers[name] = learner.model.cost()["t0"].parameters  # type: ignore[union-attr]
+    assert numbers["rkr-plus"] <= numbers["rkr"]
 
 
 def test_random_start_draws_anew(tmp_path: Path) -> None:

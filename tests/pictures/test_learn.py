@@ -20,6 +20,7 @@ import rkr
 from rkr import atomic
 from rkr.errors import FileError, UsageError
 from rkr.experiment.events import EpochEnd, Event, Preparing, Stopped
+from rkr.pictures import lesson
 from rkr.pictures.learner import repeated
 from rkr.pictures.lesson import Lesson
 from rkr.pictures.zoo import writing
@@ -159,6 +160,27 @@ def test_rank_0_is_a_linear_probe(pictures: Path, tmp_path: Path) -> None:
     task = zoo.model.tasks["colours"]
     direct = torch.nn.functional.linear(zoo.features(x), task.get("head.weight"), task.get("head.bias"))
     torch.testing.assert_close(zoo.logits(x, "colours"), direct, rtol=1e-5, atol=1e-5)
+
+
+def test_a_probe_that_is_kept_is_fitted_to_all_pictures(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its decay is chosen with 42 pictures for training and 6 for validation; then nothing is left to choose."""
+    fits: list[tuple[int, float, torch.Tensor]] = []
+    fit = lesson.fit_probe
+
+    def recorded(features: torch.Tensor, y: torch.Tensor, classes: int, decay: float) -> tuple[torch.Tensor, ...]:
+        weight, bias = fit(features, y, classes, decay)
+        fits.append((len(y), decay, weight))
+        return weight, bias
+
+    monkeypatch.setattr(lesson, "fit_probe", recorded)
+    zoo = rkr.learn(pictures / "colours", tmp_path / "zoo", **{**QUICK, "rank": 0})
+    assert [count for count, _, _ in fits] == [42, 42, 42, 48]
+    assert fits[-1][1] in lesson.DECAYS
+    kept = zoo.model.tasks["colours"].get("head.weight")
+    assert kept is not None
+    assert torch.equal(kept, fits[-1][2])
 
 
 def test_early_stopping_keeps_the_best_state(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,6 +469,23 @@ def test_tasks_are_managed(made: Path, zoo: Path, tmp_path: Path, command: Comma
     for words in (["--drop", "shapes"], ["--rename", "paint"], ["--copy", "paint"], ["--show", "a", "--drop", "b"]):
         code, _, err = command("tasks", str(zoo), *words)
         assert (code, err.count("\n")) == (2, 1)
+
+
+def test_a_task_stays_with_its_size(pictures: Path, made: Path, tmp_path: Path, command: Command) -> None:
+    """The base is the same network, but its answers to pictures of another size are not what the task learned."""
+    large = tmp_path / "large"
+    rkr.learn(pictures / "colours", large, **{**QUICK, "rank": 0, "size": 64})
+    repository = tmp_path / "repository"
+    assert command("push", str(large), "colours", "--folder", str(repository))[0] == 0
+    before = content(made)
+    for words in (
+        ["tasks", str(large), "--copy", "colours", "--into", str(made), "--to", "x"],
+        ["pull", str(repository), "--model", str(made), "--task", "x"],
+    ):
+        code, _, err = command(*words)
+        assert (code, err.count("\n")) == (2, 1)
+        assert f"prepared otherwise (size: 64; {made} has 32)" in err
+        assert content(made) == before
 
 
 def test_events_tell_of_the_preparation(pictures: Path, tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ def results(a_result):
 def drawn(monkeypatch):
     """The figures that were written, for a look at what is in them."""
     kept = []
-    write = figures._write
-    monkeypatch.setattr(figures, "_write", lambda figure, path: kept.append(figure) or write(figure, path))
+    write = figures.write
+    monkeypatch.setattr(figures, "write", lambda figure, path: kept.append(figure) or write(figure, path))
     return kept
 
 

@@ -88,8 +88,8 @@ def test_the_page_marks_it(a_result: Callable[..., Result]) -> None:
 
 def test_figures_mark_it(a_result: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
-    real = figures._write
-    monkeypatch.setattr(figures, "_write", lambda figure, path: (drawn.append(figure), real(figure, path))[1])
+    real = figures.write
+    monkeypatch.setattr(figures, "write", lambda figure, path: (drawn.append(figure), real(figure, path))[1])
     figures.accuracy_over_tasks(runs(a_result), tmp_path / "lines")
     figures.accuracy_against_capacity(runs(a_result), tmp_path / "points")
     lines, points = (figure.axes[0] for figure in drawn)
@@ -103,7 +103,7 @@ def test_figures_show_both_capacities(
 ) -> None:
     """A line from what must be kept to use all tasks (103 %) to what must be kept to go on learning (106 %)."""
     drawn: list[Any] = []
-    monkeypatch.setattr(figures, "_write", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(figures, "write", lambda figure, path: drawn.append(figure))
     figures.accuracy_against_capacity([a_result()], tmp_path / "points")
     (line,) = [line for line in drawn[0].axes[0].lines if line.get_marker() == "|"]
     assert line.get_xdata().tolist() == [103, 106]

@@ -25,9 +25,11 @@ from rkr.cli import (
     hub,
     learn,
     predict,
+    queue,
     report,
     reproduce,
     run,
+    serve,
     tasks,
     tune,
 )
@@ -57,6 +59,7 @@ OWN, TRAIN, RESULTS, LOOK_UP = "Your own pictures", "Train and test", "Read resu
 _add(learn.learn, "learn", OWN, *learn.EXAMPLES)
 _add(predict.predict, "predict", OWN, *predict.EXAMPLES)
 _add(tasks.tasks, "tasks", OWN, *tasks.EXAMPLES)
+_add(serve.serve, "serve", OWN, *serve.EXAMPLES)
 _add(evaluate.evaluate, "evaluate", OWN, *evaluate.EXAMPLES)
 _add(export.export, "export", OWN, *export.EXAMPLES)
 _add(hub.push, "push", OWN, *hub.PUSH_EXAMPLES)
@@ -67,6 +70,7 @@ _add(reproduce.reproduce, "reproduce", TRAIN, *reproduce.EXAMPLES)
 _add(tune.tune, "tune", TRAIN, *tune.EXAMPLES)
 _add(features.features, "features", TRAIN, *features.EXAMPLES)
 _add(compare.compare, "compare", RESULTS, *compare.EXAMPLES)
+_add(queue.queue, "queue", RESULTS, *queue.EXAMPLES)
 _add(report.report, "report", RESULTS, *report.EXAMPLES)
 _add(list_.list_, "list", LOOK_UP, *list_.EXAMPLES)
 _add(cost.cost, "cost", LOOK_UP, *cost.EXAMPLES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -55,7 +56,23 @@ Workers = Annotated[
     typer.Option(help="Number of parallel runs. Spare workers train candidates.", rich_help_panel=RESOURCES),
 ]
 Threads = Annotated[
-    int | None, typer.Option(help="Threads per run (default: cores / workers).", rich_help_panel=RESOURCES)
+    int | None,
+    typer.Option(help="Threads per run (default: cores / workers; 1 on a cluster).", rich_help_panel=RESOURCES),
+]
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Execute runs on a Ray cluster: auto, HOST:PORT or ray://HOST:PORT; local starts one on this machine.",
+        rich_help_panel=RESOURCES,
+    ),
+]
+Gpus = Annotated[
+    float, typer.Option(help="GPUs of each run on a cluster; a share such as 0.5.", rich_help_panel=RESOURCES)
+]
+Memory = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Memory of each run on a cluster, such as 4GB.", rich_help_panel=RESOURCES),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.", rich_help_panel=OUTPUT)]
 
@@ -66,6 +83,16 @@ def comma_separated(text: str) -> tuple[str, ...]:
     if not names:
         raise UsageError(f"{text!r} contains no names")
     return names
+
+
+def byte_count(text: str | None) -> int | None:
+    """Parse "4GB", "500 MB" or a number of bytes."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?)b?", text.strip().lower())
+    if found is None or not float(found[1]):
+        raise UsageError(f"--memory must be a size such as 4GB, not {text!r}")
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** " kmgt".index(found[2] or " "))
 
 
 def shape(text: str) -> tuple[int, ...]:

@@ -14,14 +14,18 @@ from rkr.cli.options import (
     RESOURCES,
     SCHEDULE,
     WHAT,
+    Cluster,
     Data,
     Epochs,
+    Gpus,
     Json,
     Limit,
+    Memory,
     Out,
     RecipeNames,
     Threads,
     Workers,
+    byte_count,
     comma_separated,
 )
 
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "rkr run cifar100-lenet --method rkr,finetune --epochs 20",
     "rkr run gzsl --method rkr --seeds 5 --workers 2",
+    "rkr run cifar100-lenet --orders 5 --seeds 3 --cluster auto --threads 2",
     "torchrun --nproc-per-node 4 -m rkr run imagenet-resnet18",
 )
 
@@ -86,6 +91,9 @@ def run(
     out: Out = Path("runs"),
     workers: Workers = 1,
     threads: Threads = None,
+    cluster: Cluster = None,
+    gpus: Gpus = 0.0,
+    memory: Memory = None,
     accelerator: Annotated[
         str, typer.Option(help="Device: auto, cpu, cuda or mps.", rich_help_panel=RESOURCES)
     ] = "auto",
@@ -99,7 +107,6 @@ def run(
     figures: Annotated[
         bool, typer.Option(help="Write figures of all runs of the recipe.", rich_help_panel=OUTPUT)
     ] = True,
-    helper: Annotated[bool, typer.Option("--helper", hidden=True)] = False,
     json_: Json = False,
 ) -> None:
     """Train and test methods on the tasks of recipes. Run the command again to resume."""
@@ -120,25 +127,22 @@ def run(
         drawn = choose_seeds(loaded, seeds, () if seed is None else comma_separated(seed))
         changes = (epochs, drawn, limit, data, validation, accelerator, precision)
         plans.append(Plan(loaded, recipe, methods, chosen, out, *changes))
-    execution = Execution(workers, threads, save_minutes, tensorboard)
+    execution = Execution(workers, threads, save_minutes, tensorboard, cluster, gpus, byte_count(memory))
     for plan in plans:
-        if helper:
-            _help(plan, execution)
-        else:
-            run_and_show(plan, execution, json_, figures=figures, more=plan is not plans[-1])
+        run_and_show(plan, execution, json_, figures=figures, more=plan is not plans[-1])
 
 
 def run_and_show(
     plan: Plan, execution: Execution, json_: bool, matrices: bool = False, figures: bool = True, more: bool = False
 ) -> None:
     """Run a plan and print its results; with `more`, other plans follow it."""
+    from rkr.experiment.execution import Diverged
     from rkr.experiment.folder import RunFolder
-    from rkr.experiment.loop import Diverged
     from rkr.experiment.runner import run_plan
 
     diverged: Diverged | None = None
     try:
-        watched(json_, lambda watch: run_plan(plan, execution, watch, more))
+        watched(json_, lambda watch: run_plan(plan, execution, watch, more), execution.cluster)
     except Diverged as error:  # all other runs are complete
         diverged = error
     specs = [spec for spec in plan.specs if diverged is None or RunFolder(plan.folder(spec)).finished]
@@ -156,14 +160,3 @@ def run_and_show(
             print(*outcome.lines(drawn), sep="\n")
     if diverged is not None:
         raise diverged
-
-
-def _help(plan: Plan, execution: Execution) -> None:
-    """Train the candidates that the process of a run asks for on the standard input."""
-    from rkr.experiment.runner import help_run
-    from rkr.experiment.workers import DONE, asked_lines
-
-    def answer() -> None:
-        print(DONE, flush=True)
-
-    watched(True, lambda watch: help_run(plan, execution, watch, asked_lines(), answer))

@@ -7,8 +7,8 @@ that 100 %. Statistics and heads are counted separately, so no cost is hidden.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -107,6 +107,7 @@ class Cost:
         tasks: One entry per task, in order.
         multiply_adds: Per sample, or None if the input's shape is not known.
         shared: Modules that are not rectified and stay as they are.
+        ranks: K of each layer that the options rectify, in the order of the network.
     """
 
     network: int
@@ -114,6 +115,7 @@ class Cost:
     tasks: tuple[TaskCost, ...]
     multiply_adds: MultiplyAdds | None
     shared: tuple[Shared, ...]
+    ranks: Mapping[str, int] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> TaskCost:
         for task in self.tasks:
@@ -162,6 +164,8 @@ class Cost:
             f"network {self.network:,} parameters, {self.network_bytes:,} bytes; with {count} "
             f"{self.total_percent:.2f} %, {self.total_bytes:,} bytes"
         )
+        if len(set(self.ranks.values())) > 1:
+            lines.append("ranks: " + ", ".join(f"{path} {rank}" for path, rank in self.ranks.items()))
         macs = self.multiply_adds
         if macs is None:
             lines.append("multiply-adds: give cost() an example input or its shape, such as cost((3, 32, 32))")
@@ -188,7 +192,21 @@ def measure(model: RectifiedModel, example: Tensor | Sequence[int] | None = None
         tasks,
         _multiply_adds(model, example),
         tuple(_shared(model)),
+        _ranks(model),
     )
+
+
+def _ranks(model: RectifiedModel) -> dict[str, int]:
+    """K of each layer; 0 where the options give none, even if nothing else changes the layer either."""
+    options, layers = model.options, {layer.path: layer for layer in model.weight_layers()}
+    found = {}
+    for path, module in model.network.named_modules():
+        layer = layers.get(path)
+        if layer is not None and layer.rectified and options.rectifies(layer.family):
+            found[path] = layer.rank or 0
+        elif layer is None and path != model.head and options.named_rank(path) == 0 and registered(module) is not None:
+            found[path] = 0
+    return found
 
 
 def _task_cost(model: RectifiedModel, task: TaskState, network: int) -> TaskCost:

@@ -56,9 +56,9 @@ def base_fingerprint(model: RectifiedModel) -> str:
     return digest(model.tensors.base_state(), "rkr-base")
 
 
-def task_fingerprint(model: RectifiedModel, task: TaskState) -> str:
-    """Hash of everything that a task computes with."""
-    return digest(model.tensors.task_state(task), "rkr-task", base_fingerprint(model), model.options.layout)
+def task_fingerprint(model: RectifiedModel, task: TaskState, base: str | None = None) -> str:
+    """Hash of everything that a task computes with. `base` is the base's fingerprint, if it is known."""
+    return digest(model.tensors.task_state(task), "rkr-task", base or base_fingerprint(model), model.options.layout)
 
 
 def known_base_fingerprint(model: RectifiedModel) -> str:

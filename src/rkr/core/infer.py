@@ -5,10 +5,11 @@ Lee et al., NeurIPS 2018). Features are compressed by a signed square root and s
 classes rounder (FeCAM, Goswami et al., NeurIPS 2023, uses a power transform too).
 
 Each task keeps a `Description`, made from its training part alone: class means, the main directions in which samples of
-a class differ, and how far samples lie from their nearest class mean. The shared covariance is put together from the
-descriptions at hand, so it needs no file of its own, does not depend on the order of tasks, and a task taken from
-elsewhere brings its part. Whether a sample is like none of the tasks is decided by the plain distance, whose quantiles
-are the task's own and do not change when tasks are added.
+a class differ, and how far samples lie from their nearest class mean. The covariance of all tasks can be kept whole
+beside the base (`Shared`), and each task refines it. Without one it is put together from the descriptions at hand: then
+it needs no file of its own, does not depend on the order of tasks, and a task taken from elsewhere brings its part.
+Whether a sample is like none of the tasks is decided by the plain distance, whose quantiles are the task's own and do
+not change when tasks are added.
 
 Functions on tensors only: nothing here knows models or files.
 """
@@ -27,10 +28,13 @@ from torch import Tensor
 from rkr.errors import UsageError
 
 DIRECTIONS = 16  # of the scatter within classes, that a description keeps
-SHRINKAGE = 0.3  # of the shared covariance towards a multiple of the identity
+SHRINKAGE = 0.3  # of the shared covariance towards a multiple of the identity, at most
 TEMPERATURE = 0.02  # for each dimension of the features: makes distances into probabilities
+SLIGHT = 0.003  # shrinkage of a covariance that is kept whole, at least
+SCALE = 10.0  # the same for distances under such a covariance, all dimensions together
 QUANTILES = 101  # of distances: 0, 1, ..., 100 %
 MEANS_BYTES = 400_000  # of the class means of a task
+OVERHEAD = 600  # bytes of a description in a file besides its tensors, at most
 FALSE_ALARMS = 0.05  # share of a task's own samples that may be called none of the tasks
 
 
@@ -91,15 +95,45 @@ class Description:
         return found
 
 
-def embed(features: Tensor) -> Tensor:
-    """Signed square root, scaled to length 1: (..., D)."""
+def embed(features: Tensor, width: int | None = None) -> Tensor:
+    """Signed square root, scaled to length 1: (..., D).
+
+    With a larger `width`, a fixed random projection to so many values and ReLU follow, as in RanPAC (McDonnell et al.,
+    NeurIPS 2023): few features do not tell many classes apart by distances alone.
+    """
     x = features.float()
-    return F.normalize(x.sign() * x.abs().sqrt(), dim=-1)
+    x = F.normalize(x.sign() * x.abs().sqrt(), dim=-1)
+    if width is None or width <= x.shape[-1]:
+        return x
+    projection = torch.randn(x.shape[-1], width, generator=torch.Generator().manual_seed(0))
+    return F.relu(x @ projection.to(x.device))
 
 
-def describe(features: Tensor, y: Tensor, classes: int, directions: int = DIRECTIONS) -> Description:
-    """The description of a task, from the base's features (N, D) of its samples and their classes (N,)."""
-    x = embed(features)
+def describe(
+    features: Tensor,
+    y: Tensor,
+    classes: int,
+    directions: int = DIRECTIONS,
+    limit: int | None = None,
+    width: int | None = None,
+) -> Description:
+    """The description of a task.
+
+    Args:
+        features: The base's features of its training samples, (N, D).
+        y: Their classes, (N,).
+        classes: How many there are.
+        directions: At most so many are kept.
+        limit: Bytes of the description in a file. Directions are left out first, then class means are grouped. One
+            mean is kept whatever the limit.
+        width: See `embed`.
+    """
+    x = embed(features, width)
+    most, width = most_means(x.shape[1]), 2 * x.shape[1]
+    if limit is not None:
+        room = (limit - OVERHEAD) * 3 // 4 - 4 * QUANTILES  # tensors are written in base64
+        most = max(min(most, room // width), 1)
+        directions = max(min(directions, (room - width * min(classes, most)) // (width + 4)), 0)
     counts = torch.bincount(y, minlength=classes)
     if bool((counts == 0).any()):
         raise UsageError(f"class {int((counts == 0).nonzero()[0])} has no samples")
@@ -118,8 +152,8 @@ def describe(features: Tensor, y: Tensor, classes: int, directions: int = DIRECT
     distances[own, y] *= (n / (n - 1).clamp(min=1)).square()
     nearest = distances.amin(1)[~alone] if bool((~alone).any()) else distances.amin(1)
     kept = means
-    if len(means) > most_means(x.shape[1]):
-        kept = _grouped(means, most_means(x.shape[1]))
+    if len(means) > most:
+        kept = _grouped(means, most)
         nearest = torch.cdist(x, kept).square().amin(1)
     quantiles = torch.quantile(nearest, torch.linspace(0, 1, QUANTILES, device=x.device))
     return Description(kept.half().cpu(), basis[:r].half().cpu(), variances[:r].cpu(), rest, len(x), quantiles.cpu())
@@ -141,10 +175,14 @@ def _grouped(means: Tensor, groups: int, passes: int = 10) -> Tensor:
     return centres
 
 
-def shared_covariance(descriptions: Sequence[Description], shrinkage: float = SHRINKAGE) -> Tensor:
-    """The covariance within classes over all tasks, weighted by samples and shrunk to the identity: (D, D)."""
+def shared_covariance(descriptions: Sequence[Description], shrinkage: float | None = None) -> Tensor:
+    """The covariance within classes over all tasks, weighted by samples and shrunk to the identity: (D, D).
+
+    By default it is shrunk by D divided by the number of samples: the more there are, the less.
+    """
     d = descriptions[0].means.shape[1]
     total = sum(one.samples for one in descriptions)
+    shrinkage = min(SHRINKAGE, d / total) if shrinkage is None else shrinkage
     found = torch.zeros(d, d)
     for one in descriptions:
         v = one.directions.float()
@@ -153,6 +191,64 @@ def shared_covariance(descriptions: Sequence[Description], shrinkage: float = SH
         found.diagonal().add_(weight * one.rest)
     level = found.diagonal().mean().clamp(min=1e-12)
     return (1 - shrinkage) * found + shrinkage * level * torch.eye(d)
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """The covariance within classes of all tasks, kept once beside the base.
+
+    Attributes:
+        covariance: (D, D).
+        samples: How many it is from.
+        tasks: Names of the tasks that it is from.
+    """
+
+    covariance: Tensor
+    samples: int
+    tasks: tuple[str, ...]
+
+    def shrunk(self) -> Tensor:
+        """Shrunk to a multiple of the identity, the less the more samples there are."""
+        size = len(self.covariance)
+        shrinkage = min(max(SLIGHT, size / (50 * self.samples)), SHRINKAGE)
+        return (1 - shrinkage) * self.covariance + shrinkage * self.covariance.diagonal().mean() * torch.eye(size)
+
+    @classmethod
+    def refined(cls, before: Shared | None, task: str, x: Tensor, y: Tensor, classes: int) -> Shared:
+        """With the embedded samples (N, D) of one more task; a task counts once."""
+        if before is not None and task in before.tasks:
+            return before
+        counts = torch.bincount(y, minlength=classes).clamp(min=1)
+        means = x.new_zeros(classes, x.shape[1]).index_add_(0, y, x) / counts[:, None]
+        centred = x - means[y]
+        own = centred.T @ centred / max(len(x) - classes, 1)
+        if before is None:
+            return cls(own, len(x), (task,))
+        total = before.samples + len(x)
+        covariance = (before.samples * before.covariance + len(x) * own) / total
+        return cls(covariance, total, (*before.tasks, task))
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values: the lower triangle in float16, relative to the largest value, in base64."""
+        rows, columns = torch.tril_indices(*self.covariance.shape)
+        level = float(self.covariance.abs().max().clamp(min=1e-30))
+        values = _packed((self.covariance[rows, columns] / level).half().cpu())
+        return {"covariance": values, "level": level, "samples": self.samples, "tasks": list(self.tasks)}
+
+    @classmethod
+    def from_json(cls, values: Any) -> Shared:
+        """From `to_json`; UsageError if something is wrong."""
+        try:
+            flat = _unpacked(values["covariance"]).float() * float(values["level"])
+            size = int((8 * len(flat) + 1) ** 0.5 - 1) // 2
+            if flat.dim() != 1 or size * (size + 1) // 2 != len(flat) or not bool(flat.isfinite().all()):
+                raise ValueError("it is no triangle of numbers")
+            covariance = torch.zeros(size, size)
+            rows, columns = torch.tril_indices(size, size)
+            covariance[rows, columns] = covariance[columns, rows] = flat
+            return cls(covariance, int(values["samples"]), tuple(map(str, values["tasks"])))
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise UsageError(f"the covariance of the tasks cannot be read: {error}") from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,9 +267,13 @@ class Inferred:
 
 
 class Rule:
-    """Infers the task among some, in their order."""
+    """Infers the task among some, in their order.
 
-    def __init__(self, descriptions: Mapping[str, Description]) -> None:
+    Attributes:
+        names: The tasks.
+    """
+
+    def __init__(self, descriptions: Mapping[str, Description], shared: Shared | None = None) -> None:
         if not descriptions:
             raise UsageError("there is no task to choose from")
         self.names = tuple(descriptions)
@@ -181,9 +281,16 @@ class Rule:
         widths = {one.means.shape[1] for one in self._tasks}
         if len(widths) > 1:
             raise UsageError(f"tasks are described by features of different widths: {sorted(widths)}")
-        covariance = shared_covariance(self._tasks)
-        # L with L Lᵀ = covariance⁻¹, so that Mahalanobis distances are plain ones of rows times L.
-        self._whiten = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(covariance)))
+        self._width = widths.pop()
+        # Mahalanobis distances are plain ones of rows times a matrix V with V Vᵀ = covariance⁻¹.
+        if shared is None or len(shared.covariance) != self._width:
+            covariance, self._scale = shared_covariance(self._tasks), 2 * TEMPERATURE * self._width
+            self._whiten = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(covariance)))
+        else:
+            # Float16 may have made a small eigenvalue negative.
+            variances, basis = torch.linalg.eigh(shared.shrunk())
+            least = SLIGHT * variances.mean().clamp(min=1e-12)
+            self._whiten, self._scale = basis / variances.clamp(min=least).sqrt(), SCALE
         self._means = torch.cat([one.means.float() for one in self._tasks])  # (sum of C, D)
         self._whitened = self._means @ self._whiten
         self._sizes = [len(one.means) for one in self._tasks]
@@ -195,12 +302,16 @@ class Rule:
             features: Of the base, in any device's memory.
             false_alarms: Share of the tasks' own samples that may be called none of them.
         """
-        x = embed(features.cpu())
-        distances = _nearest(x @ self._whiten, self._whitened, self._sizes)  # (B, T)
-        probability = torch.softmax(-distances / (2 * TEMPERATURE * x.shape[1]), 1)
+        x = embed(features.cpu(), self._width)
+        evidence = self.evidence(features)
         plain = _nearest(x, self._means, self._sizes)
         limits = torch.tensor([one.threshold(false_alarms) for one in self._tasks])
-        return Inferred(distances.argmin(1), probability, (plain > limits).all(1))
+        return Inferred(evidence.argmax(1), evidence.softmax(1), (plain > limits).all(1))
+
+    def evidence(self, features: Tensor) -> Tensor:
+        """The logarithm of each task's probability, up to what is the same for all tasks: (B, T)."""
+        x = embed(features.cpu(), self._width)
+        return -_nearest(x @ self._whiten, self._whitened, self._sizes) / self._scale
 
 
 def _nearest(x: Tensor, means: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -216,5 +327,6 @@ def _packed(tensor: Tensor) -> dict[str, Any]:
 
 def _unpacked(values: Mapping[str, Any]) -> Tensor:
     kinds = {"float16": torch.float16, "float32": torch.float32}
-    data = bytearray(base64.b64decode(values["data"], validate=True))
-    return torch.frombuffer(data, dtype=kinds[values["dtype"]]).view([int(n) for n in values["shape"]])
+    data, kind = bytearray(base64.b64decode(values["data"], validate=True)), kinds[values["dtype"]]
+    found = torch.frombuffer(data, dtype=kind) if data else torch.empty(0, dtype=kind)
+    return found.view([int(n) for n in values["shape"]])

@@ -11,15 +11,17 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from rkr.core import cost, files, merging, mixed, statistics, zoo
+from rkr.core import cost, files, inferring, merging, mixed, statistics, zoo
 from rkr.core.adapters import Adapter, NormLayer, TargetLayer
 from rkr.core.adapters.norm import norm_parameters
 from rkr.core.arguments import check_name, class_list
+from rkr.core.budget import with_ranks
 from rkr.core.buffers import lent_buffers
 from rkr.core.conventions import counting, forward_like, with_classes
 from rkr.core.exchange import exchange, is_exchanged, layer_of, restore
 from rkr.core.find import find_layers
 from rkr.core.index import Changes
+from rkr.core.infer import FALSE_ALARMS, Rule
 from rkr.core.options import Options
 from rkr.core.passes import Passes
 from rkr.core.rowwise import is_rowwise
@@ -101,6 +103,9 @@ class RectifiedModel(nn.Module):
                 "model.merged(task)"
             )
         layers = find_layers(network, options, self.update, head, active)
+        allotted = with_ranks(options, layers, sum(p.numel() for p in network.parameters()))
+        if allotted is not options:
+            options, layers = allotted, find_layers(network, allotted, self.update, head, active)
         self.network = network
         self.tasks = TaskTable(self._read_task, active.cache.drop)
         self.stored: zoo.Stored | None = None  # the folder that it comes from
@@ -116,6 +121,7 @@ class RectifiedModel(nn.Module):
         self.user_requires_grad = {n: p.requires_grad for n, p in network.named_parameters()}
         self._base_known: tuple[Any, str] | None = None  # checksums and fingerprint of the base at the last check
         self._counting: list[Any] | None = None  # see `counting`; None: not known yet
+        self.rule: tuple[int, Rule] | None = None  # how tasks are inferred: see `inferring.rule_of`
         self._rowwise: bool | None = None  # see `is_rowwise`; None: not known yet
         self.register_load_state_dict_post_hook(_keep_what_was_loaded)  # type: ignore[no-untyped-call]
         self.__dict__["forward"] = forward_like(self, network)
@@ -316,6 +322,30 @@ class RectifiedModel(nn.Module):
             batches: Inputs; of tuples the first element is taken, mappings are passed as keyword arguments.
         """
         return statistics.estimate(self, batches)
+
+    def describe_task(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Describe the task in use, so that `infer` can tell it from others. To be called after training.
+
+        The description is made from the base's own features, takes at most a third of the task's bytes, and is kept in
+        the task's `about`, so that it travels with its file. Other tasks and all tensors stay as they are.
+
+        Args:
+            batches: Training samples of the task and their classes, counted from 0: one pass, without augmentation.
+        """
+        inferring.describe_task(self, batches)
+
+    def infer(self, x: Tensor, false_alarms: float = FALSE_ALARMS) -> inferring.Answers:
+        """Answer without being told the task: task and class of each sample, and whether it is unlike all tasks.
+
+        One pass of the base proposes tasks, whatever their number; at most four are computed, and one answers. Every
+        task needs a description (`describe_task`).
+
+        Args:
+            x: Samples, (B, ...).
+            false_alarms: Share of the tasks' own samples that may be called unlike all tasks.
+        """
+        self.check_owner()
+        return inferring.infer(self, x, false_alarms)
 
     def merged(self, name: str) -> nn.Module:
         """A plain copy of your network that computes what the task computes, with the same keys.

@@ -22,6 +22,8 @@ def whole(value: object) -> object:
 
 
 Positive = Annotated[int, BeforeValidator(validation.plain), Field(ge=1)]
+Whole = Annotated[int, BeforeValidator(validation.plain), Field(ge=0)]
+Share = Annotated[float, BeforeValidator(validation.plain), Field(gt=0, lt=1)]
 Layers = bool | Literal["conv", "linear"]
 Patterns = Annotated[Sequence[str], BeforeValidator(patterns), AfterValidator(tuple)]
 
@@ -40,7 +42,10 @@ class Options(validation.Options):
         exclude: Layers that match one of these are not rectified, even if included. For normalisation layers use `bn`
             and `norm`.
         ranks: Rank by name pattern, e.g. ``{"layer4.*": 8}``; the last pattern that matches wins,
-            other layers use `rank`.
+            other layers use `rank`. With 0 a layer has no LM and RM.
+        budget: Numbers that a task may have in LM, RM, F and affine parameters: a share of the network
+            (``0.0043``), a number (``13_000``), or ``"paper"`` for as many as `rank` at every layer costs. Each layer
+            then gets a rank of its own, 0 included, by the rule in `rkr.core.budget`; they are entered into `ranks`.
         bn: What each task keeps of a BatchNorm (or InstanceNorm) layer. ``"per_task"``: affine
             parameters and running statistics. ``"stats"``: statistics only; the affine parameters stay
             as the first task left them. ``"affine"``: the opposite. ``"frozen"``: nothing. ``"auto"``
@@ -70,7 +75,8 @@ class Options(validation.Options):
     scale_outputs: Layers = True
     include: Patterns = ("*",)
     exclude: Patterns = ()
-    ranks: Mapping[str, Positive] = {}
+    ranks: Mapping[str, Whole] = {}
+    budget: Literal["paper"] | Positive | Share | None = None
     bn: Literal["auto", "per_task", "stats", "affine", "frozen"] = "auto"
     norm: Literal["frozen", "per_task"] = "frozen"
     layout: Literal["axes", "reshape"] = "axes"
@@ -95,8 +101,13 @@ class Options(validation.Options):
 
     def rank_of(self, path: str) -> int:
         """K for the layer at `path`."""
+        named = self.named_rank(path)
+        return self.rank if named is None else named
+
+    def named_rank(self, path: str) -> int | None:
+        """What `ranks` says about the layer at `path`, if it does."""
         matching = [rank for pattern, rank in self.ranks.items() if fnmatchcase(path, pattern)]
-        return matching[-1] if matching else self.rank
+        return matching[-1] if matching else None
 
     def rectifies(self, kind: str) -> bool:
         """Whether layers of this kind ("conv" or "linear") get a weight rectification."""

@@ -206,6 +206,10 @@ class MergeCache:
         """Bytes held now."""
         return self._bytes
 
+    def __contains__(self, task: object) -> bool:
+        """Whether anything of a task is cached."""
+        return task in self._entries
+
     def get(
         self, task: TaskState, place: Hashable, sources: Sequence[Tensor | None], more: Hashable = None
     ) -> tuple[Tensor, Tensor | None] | None:

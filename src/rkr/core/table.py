@@ -58,6 +58,7 @@ class TaskTable(nn.Module):
         self._numbers: dict[str, int] = {}  # of every task, in memory or not
         self._kept: OrderedDict[str, _Kept] = OrderedDict()  # least recently used first
         self._bytes = 0
+        self.changes = 0  # how often a task was added, replaced or removed
         self.casts: list[Callable[[Tensor], Tensor]] = []  # conversions of the model that tasks on disk have missed
         self._lock = threading.RLock()
 
@@ -123,6 +124,7 @@ class TaskTable(nn.Module):
     def put(self, task: TaskState) -> None:
         """Add a task, or replace the one with its name in place."""
         with self._lock:
+            self.changes += 1
             self._number(task.name)
             self._let_go(task.name)
             old, task.number = self.in_memory(task.name), self._numbers[task.name]
@@ -134,6 +136,7 @@ class TaskTable(nn.Module):
     def put_stored(self, name: str) -> None:
         """Add a task that is in the folder and is read later, or replace the one with its name in place."""
         with self._lock:
+            self.changes += 1
             self._number(name)
             self._drop(name)
             self.damaged.pop(name, None)
@@ -146,6 +149,7 @@ class TaskTable(nn.Module):
     def remove(self, name: str) -> None:
         """Remove a task."""
         with self._lock:
+            self.changes += 1
             self._drop(name)
             del self._numbers[name]
             self.damaged.pop(name, None)

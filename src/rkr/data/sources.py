@@ -1,8 +1,9 @@
-"""Data sets by name: loading them, and what to do about those that are not there."""
+"""Datasets by name: loading them, and what to do about those that are not there."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rkr.data.download import Data, find
@@ -13,7 +14,7 @@ from rkr.registry import datasets
 
 
 def load_source(name: str, data: Data = None, **options: Any) -> Source:
-    """Load a data set by name, from `data`, $RKR_DATA, the user's cache or its official address."""
+    """Load a dataset by name, from `data`, $RKR_DATA, the user's cache or its official address."""
     if name not in datasets:
         raise UsageError(f"no source {name!r}: choose one of {', '.join(datasets)}")
     known = datasets[name].options
@@ -26,10 +27,31 @@ def load_source(name: str, data: Data = None, **options: Any) -> Source:
     return source
 
 
+def located(need: str, data: Data = None) -> dict[str, Path] | None:
+    """The files of a need, see `missing_data`, by their paths in a dataset directory; None if it is not there."""
+    if need in datasets:
+        files = datasets[need].files
+        names = {name: path for name in files if (path := find([name], data)) is not None}
+        if files and not names:
+            return None
+        found: dict[str, Path] = {}
+        for name, path in names.items():
+            top = PurePosixPath(name).parts[0]
+            start = path.parents[len(PurePosixPath(name).parts) - 2] if "/" in name else path
+            inside = sorted(p for p in start.rglob("*") if p.is_file()) if start.is_dir() else [start]
+            found |= {f"{top}/{p.relative_to(start).as_posix()}" if p != start else top: p for p in inside}
+        return found
+    for folder in XLSA17_FOLDERS:
+        path = find([f"{folder}/{need}"], data)
+        if path is not None:
+            return {f"{XLSA17_FOLDERS[0]}/{need}": path}
+    return None
+
+
 def missing_data(needs: Sequence[str], data: Data = None) -> str:
     """What happens for lack of sources that are not there, or what to do about it; "" if all are.
 
-    A need is a source's name, or a path such as "CUB/res101.mat" of a zero-shot data set.
+    A need is a source's name, or a path such as "CUB/res101.mat" of a zero-shot dataset.
     """
     lacks: list[str] = []
     files: list[str] = []

@@ -10,14 +10,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Event:
-    """Anything that happens. `run` says in which run: "cifar100-lenet rkr A"."""
+    """Base of all events. `run` names the run: "cifar100-lenet rkr A"."""
 
     run: str
 
     def to_json(self) -> dict[str, Any]:
-        """The event as plain values, its kind under "event"; of candidates and copies only where there are some."""
+        """The event as plain values, its kind under "event"; candidates, copies and nodes only where there are some."""
         values = dataclasses.asdict(self)
-        for name in ("round", "candidate", "same_as"):
+        for name in ("round", "candidate", "same_as", "node"):
             if values.get(name, ()) is None:
                 del values[name]
         return {"event": _kind(type(self)), **values}
@@ -25,9 +25,9 @@ class Event:
 
 @dataclass(frozen=True)
 class Started(Event):
-    """A run begins, or goes on from where it was: before epoch `epoch` (0, 1, ...) of task `number` (1, 2, ...).
+    """A run begins or is resumed before epoch `epoch` (0, 1, ...) of task `number` (1, 2, ...).
 
-    Epochs count through the phases of a task. Where all are over and the task is yet to be tested, it is the last one.
+    Epochs are counted through the phases of a task. If only the test of the task is left, it is the last epoch.
     """
 
     folder: str
@@ -37,11 +37,12 @@ class Started(Event):
     epoch: int
     resumed: bool
     epochs_done: int = 0  # of all tasks so far
+    node: str | None = None  # of a cluster
 
 
 @dataclass(frozen=True)
 class Preparing(Event):
-    """Something is done before training, such as reading pictures."""
+    """Preparation before training, such as reading pictures."""
 
     what: str
     count: int
@@ -84,7 +85,7 @@ class EpochEnd(Event):
 
 @dataclass(frozen=True)
 class CandidateEnd(Event):
-    """A candidate of a task is trained and was tried on held-out samples of the task."""
+    """A candidate of a task is trained and tested on held-out samples of the task."""
 
     number: int
     task: str

@@ -29,10 +29,15 @@ DATA = "stream_sha256"  # among the settings: a hash of all samples
 
 
 class RunFolder:
-    """The only writer of a run's files."""
+    """The only writer of a run's files.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Args:
+        path: The folder.
+        saved: Called when its files belong together, so that the run could go on from them.
+    """
+
+    def __init__(self, path: Path, saved: Callable[[], None] = lambda: None) -> None:
+        self.path, self._saved = path, saved
         self.results = path / "results.jsonl"
         self.times = path / "times.jsonl"
         self.model = path / "model"
@@ -154,6 +159,7 @@ class RunFolder:
         """Keep a state, and how much of the results belongs to it."""
         size = self.results.stat().st_size if self.results.exists() else 0
         save_state(self._state, {**state, "results": size})
+        self._saved()
 
     def resume(self) -> dict[str, Any] | None:
         """The last state, if any. Results written after it are dropped: they will be written again."""
@@ -174,6 +180,12 @@ class RunFolder:
         """Mark the run as finished."""
         self.append(self.results, {"event": "end", "tasks": tasks})
         self.drop_state()
+        self._saved()
+
+    def save_candidate(self, name: str, state: dict[str, Any]) -> None:
+        """Keep the state of a candidate, or what came out of it."""
+        save_state(self.candidates / name, state)
+        self._saved()
 
     def drop_state(self) -> None:
         """Delete the state: a finished run is not resumed."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import queue
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,14 +31,14 @@ from rkr.experiment.events import (
     TaskEnd,
     Watch,
 )
-from rkr.experiment.execution import DEFAULT, Execution
+from rkr.experiment.execution import DEFAULT, Diverged, Execution, Interrupted
 from rkr.experiment.folder import RunFolder
-from rkr.experiment.loop import CandidateKey, Diverged, Interrupted, Loop, be_deterministic
+from rkr.experiment.jobs import Helpers
+from rkr.experiment.loop import CandidateKey, Loop, be_deterministic
 from rkr.experiment.machine import environment
 from rkr.experiment.processes import gather, keep_freed_memory
 from rkr.experiment.signals import signals
 from rkr.experiment.spec import RunSpec
-from rkr.experiment.workers import Helpers
 
 __all__ = ["Run"]
 
@@ -55,8 +53,9 @@ class Run(Loop):
         fabric: Device, precision and processes.
         watch: Called with every event.
         execution: Settings that do not change results.
-        helpers: Processes that train candidates.
+        helpers: Trains candidates elsewhere.
         similar: Folders of other runs; a finished one with the same settings is copied.
+        saved: Called when the files of the folder belong together, so that the run could go on from them.
     """
 
     def __init__(
@@ -69,8 +68,9 @@ class Run(Loop):
         execution: Execution = DEFAULT,
         helpers: Helpers | None = None,
         similar: Sequence[Path] = (),
+        saved: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(spec, stream, RunFolder(folder), fabric, watch, execution)
+        super().__init__(spec, stream, RunFolder(folder, saved), fabric, watch, execution)
         self._evaluator = Evaluator(stream, fabric, execution.threads)
         self._helpers = helpers if fabric.world_size == 1 else None  # several processes train each candidate together
         self._similar = similar
@@ -89,38 +89,12 @@ class Run(Loop):
             self._watch(Failed(label, path, str(error)))
             raise
 
-    def help(self, lines: Iterable[str | bytes], answer: Callable[[], None]) -> bool:
-        """Train candidates for a run that another process executes. False if it was interrupted.
-
-        Args:
-            lines: A `CandidateKey` as JSON for each. When they end, that process has ended, and this one stops too.
-            answer: Called after each.
-        """
+    def train_candidate(self, key: CandidateKey) -> None:
+        """Train a candidate for this run, which another process executes."""
         be_deterministic()
         keep_freed_memory()
-        waiting: queue.SimpleQueue[str | bytes | None] = queue.SimpleQueue()
-
-        def listen() -> None:
-            for line in lines:
-                waiting.put(line)
-            self._take_note()
-            waiting.put(None)
-
-        def tell(event: Event) -> None:
-            try:
-                self._watch(event)
-            except BrokenPipeError:  # that process has ended, which is seen here before its lines have ended
-                self._take_note()
-
-        threading.Thread(target=listen, daemon=True).start()
-        try:
-            with signals(self._take_note):
-                while (line := waiting.get()) is not None:
-                    self._candidate(CandidateKey(*json.loads(line)), tell).train()
-                    answer()
-        except Interrupted:
-            return False
-        return True
+        with signals(self._take_note):
+            self._candidate(key, self._watch).train()
 
     @property
     def stop_wanted(self) -> bool:
@@ -206,7 +180,7 @@ class Run(Loop):
         return True
 
     def _about(self, stream: dict[str, Any]) -> dict[str, Any]:
-        """What `run.json` says besides the settings."""
+        """The content of `run.json` besides the settings."""
         spec = self.spec
         names = {"recipe": spec.recipe, "method": spec.method, "order": str(spec.order), "seed": spec.seed}
         return {**names, "stream": stream, **spec.about, **environment()}
@@ -296,7 +270,7 @@ class Run(Loop):
         self._task_seconds = sum(one.seconds for one in tried)
 
     def _propose(self, at: int, rounds: int, tried: list[Tried]) -> list[Any]:
-        """Begin a round: ask for its candidates and save the state with them."""
+        """Begin a round: get its candidates and save the state with them."""
         number, best, first = self._at.number, best_of(tried), self.fabric.is_global_zero
         self._seed("propose", number, at)
         candidates = json.loads(json.dumps(self._learner.propose(at)))  # the same values as when resumed
@@ -434,5 +408,5 @@ def _candidate_end(label: str, task: str, key: CandidateKey, rounds: int, count:
 
 
 def _finite(score: float) -> float | None:
-    """JSON has no infinity: None instead."""
+    """Replace infinity, which JSON does not have, with None."""
     return score if math.isfinite(score) else None

@@ -9,21 +9,22 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rkr.atomic import write_atomic
 from rkr.errors import FileError, RkrError, UsageError
 from rkr.experiment import metrics
+from rkr.experiment.execution import Diverged
 from rkr.experiment.folder import RunFolder
-from rkr.experiment.loop import Diverged
 from rkr.experiment.plan import Plan, choose_orders
 from rkr.experiment.recipes import Recipe, load_recipe
 from rkr.experiment.recipes.settings import MethodSettings
 from rkr.experiment.recipes.write import recipe_text, toml_text
 from rkr.experiment.results import read_result
 from rkr.experiment.runner import Execution, run_plan
+from rkr.methods.ranges import Linear, Log
 
 if TYPE_CHECKING:
     from rkr.experiment.events import Watch
@@ -41,6 +42,7 @@ class Tuning:
     asked: Sequence[str]  # those to run; others are of earlier searches in the same folder, and are ranked with them
     given: Mapping[str, Any]  # the method's section so far
     folder: Path
+    grid: Grid = field(default_factory=dict)
 
     @property
     def file(self) -> Path:
@@ -49,14 +51,21 @@ class Tuning:
 
     def chosen(self, plan: Plan) -> Path:
         """Where the best values are written: a file for each schedule, limit and order."""
+        return self.file_of(plan, "chosen", "toml")
+
+    def file_of(self, plan: Plan, what: str, suffix: str) -> Path:
+        """A file for each schedule, limit and order."""
         order, epochs, limit = plan.orders[0], plan.epochs, plan.limit
-        words = ["chosen", *([] if epochs is None else [f"{epochs}-epochs"])]
+        words = [what, *([] if epochs is None else [f"{epochs}-epochs"])]
         words += [*([] if limit is None else [f"limit-{limit}"]), str(order)]
-        return self.folder / f"{'-'.join(words)}.toml"
+        return self.folder / f"{'-'.join(words)}.{suffix}"
 
 
-def tuning(recipe: Recipe, method: str, tasks: int, out: Path, grid: Grid | None = None) -> Tuning:
-    """Make the recipe of a search: the grid of the method on validation samples of the first tasks."""
+def tuning(recipe: Recipe, method: str, tasks: int, out: Path, grid: Grid | None = None, points: bool = True) -> Tuning:
+    """Make the recipe of a search: the grid of the method on validation samples of the first tasks.
+
+    Without `points` they are added later, by `with_point`.
+    """
     chosen = recipe.method(method)
     grid = dict(grid or chosen.method.learner.grid)
     if not grid:
@@ -72,24 +81,46 @@ def tuning(recipe: Recipe, method: str, tasks: int, out: Path, grid: Grid | None
         raise UsageError(f"--tasks: give 1 to {recipe.stream.tasks}, the tasks of {recipe.name}, not {tasks}")
     held_out = recipe.on_validation()
     name = f"{recipe.name}-tune-{method}-{tasks}-tasks"
-    points: dict[str, dict[str, Any]] = {}
-    methods: dict[str, MethodSettings] = {}
-    for values in itertools.product(*grid.values()):
-        point = dict(zip(grid, values, strict=True))
-        label = "-".join([method, *(f"{option}-{_short(value)}" for option, value in point.items())])
-        points[label] = point
-        methods[label] = MethodSettings.checked({**dict(chosen), "options": {**chosen.options, **point}})
+    tried = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())] if points else []
+    asked = {point_label(method, point): point for point in tried}
+    methods = {label: _with_options(chosen, point) for label, point in asked.items()}
     stream = held_out.stream.with_changes(first=tasks)
     title = f"{method} on validation samples: {recipe.title}"
     made = held_out.model_copy(update={"name": name, "title": title, "stream": stream, "methods": methods})
     earlier = {key: own for key, own in _tried_before(made, out / name).items() if key not in methods}
     for label, own in earlier.items():
         options = own.options
-        points[label] = {k: v for k, v in options.items() if k in grid or v != chosen.options.get(k)}
+        asked[label] = {k: v for k, v in options.items() if k in grid or v != chosen.options.get(k)}
     made = made.model_copy(update={"methods": {**methods, **earlier}})
     given = {**({} if chosen.learner == method else {"learner": chosen.learner}), **chosen.options}
     given |= {"training": chosen.training} if chosen.training else {}
-    return Tuning(made, method, points, tuple(methods), given, out / name)
+    return Tuning(made, method, asked, tuple(methods), given, out / name, grid)
+
+
+def with_point(search: Tuning, point: Mapping[str, Any]) -> tuple[Tuning, str]:
+    """A search that tries other options too, and the name of the method that has them."""
+    label = point_label(search.method, point)
+    base = MethodSettings.checked({"setting": search.recipe.setting, **_base(search)})
+    methods = {**search.recipe.methods, label: _with_options(base, point)}
+    recipe = search.recipe.model_copy(update={"methods": methods})
+    asked = tuple(dict.fromkeys((*search.asked, label)))
+    points = {**search.points, label: dict(point)}
+    return dataclasses.replace(search, recipe=recipe, points=points, asked=asked), label
+
+
+def _base(search: Tuning) -> dict[str, Any]:
+    given = dict(search.given)
+    learner, training = given.pop("learner", search.method), given.pop("training", {})
+    return {"learner": learner, "options": given, "training": training}
+
+
+def _with_options(chosen: MethodSettings, point: Mapping[str, Any]) -> MethodSettings:
+    return MethodSettings.checked({**dict(chosen), "options": {**chosen.options, **point}})
+
+
+def point_label(method: str, point: Mapping[str, Any]) -> str:
+    """The name of a method with options of a search."""
+    return "-".join([method, *(f"{option}-{_short(value)}" for option, value in point.items())])
 
 
 def _tried_before(recipe: Recipe, folder: Path) -> Mapping[str, MethodSettings]:
@@ -148,7 +179,9 @@ def outcome(search: Tuning, plan: Plan) -> dict[str, float]:
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def write_chosen(search: Tuning, plan: Plan, found: Mapping[str, float], diverged: Sequence[str] = ()) -> str:
+def write_chosen(
+    search: Tuning, plan: Plan, found: Mapping[str, float], diverged: Sequence[str] = (), pruned: Sequence[str] = ()
+) -> str:
     """Write the best values as the section of a recipe, with all that was tried, and return them in words."""
     best, equal = next(iter(found)), as_good(found)
     training = plan.recipe.training if plan.epochs is None else plan.recipe.training.scaled_to(plan.epochs)
@@ -159,6 +192,7 @@ def write_chosen(search: Tuning, plan: Plan, found: Mapping[str, float], diverge
         "# mean over tasks after the last one, in %.",
         *(f"# {name}: {value:.2f}" for name, value in found.items()),
         *(f"# {name}: training diverged" for name in diverged),
+        *(f"# {name}: stopped early, as it was worse than others" for name in pruned),
         *(["# as good as the first: " + ", ".join(equal)] if equal else []),
         *(
             f"# {option}: the best value is at the edge of what was tried"
@@ -192,18 +226,27 @@ def at_an_edge(search: Tuning, found: Mapping[str, float], diverged: Sequence[st
     return edges
 
 
-def outcome_json(search: Tuning, found: Mapping[str, float], diverged: Sequence[str]) -> dict[str, Any]:
+def outcome_json(
+    search: Tuning, found: Mapping[str, float], diverged: Sequence[str], pruned: Sequence[str] = ()
+) -> dict[str, Any]:
     """The outcome of a search as an event."""
     best = search.points[next(iter(found))]
-    return {"event": "tuned", "method": search.method, "chosen": best, "tried": found, "diverged": diverged}
+    more = {"pruned": pruned} if pruned else {}
+    return {"event": "tuned", "method": search.method, "chosen": best, "tried": found, "diverged": diverged, **more}
 
 
 def outcome_lines(
-    search: Tuning, plan: Plan, found: Mapping[str, float], diverged: Sequence[str], chosen: str
+    search: Tuning,
+    plan: Plan,
+    found: Mapping[str, float],
+    diverged: Sequence[str],
+    chosen: str,
+    pruned: Sequence[str] = (),
 ) -> Iterator[str]:
     """The outcome of a search as text; `chosen` comes from `write_chosen`."""
     yield from (f"{name}: {value:.2f} %" for name, value in found.items())
     yield from (f"{name}: training diverged" for name in diverged)
+    yield from (f"{name}: stopped early" for name in pruned)
     yield f"chosen: {chosen} (recipe section written to {search.chosen(plan)})"
     if equal := as_good(found):
         yield f"equally good: {', '.join(equal)}. The first value tried was chosen."
@@ -211,6 +254,26 @@ def outcome_lines(
         yield "All results are 0, so nothing can be chosen. Train for more epochs or on more samples."
     for option in at_an_edge(search, found, diverged):
         yield f"{option}: the best value is at the edge of the grid. Try values beyond it with --grid."
+
+
+def parsed_ranges(words: Sequence[str]) -> Grid:
+    """From "strength=0.1:100:log" and the like."""
+    found: dict[str, Sequence[Any]] = {}
+    for word in words:
+        name, equals, values = word.partition("=")
+        parts = [part.strip() for part in values.split(":")]
+        ends = [_number(part) for part in parts[:2]]
+        kind = Log if parts[2:] == ["log"] else Linear
+        numbers = len(ends) == 2 and all(isinstance(e, int | float) and not isinstance(e, bool) for e in ends)
+        if not (equals and name and numbers and parts[2:] in ([], ["log"])):
+            raise UsageError(
+                f"--range: give an option, its lowest and its highest value, such as l1=1e-4:1e-2:log, not {word!r}"
+            )
+        low, high = ends
+        if not low < high or (kind is Log and low <= 0):  # type: ignore[operator]
+            raise UsageError(f"--range: {name}: from {low} to {high} is no range" + (" for log" if kind is Log else ""))
+        found[name.strip()] = kind((low, high))
+    return found
 
 
 def parsed_grid(words: Sequence[str]) -> Grid | None:

@@ -1,4 +1,11 @@
-"""Worker processes: each runs the same command and writes its events to standard output."""
+"""The executor of this machine: processes that do jobs, one after another.
+
+`concurrent.futures` has the threads and futures, but not the processes: those of its ProcessPoolExecutor are all
+ended if one of them is killed, cannot be told to save their state and stop, pass nothing on before the result, and go
+on when the process that started them is killed.
+
+A process reads a job a line from its standard input, and writes its events and its result as lines of JSON.
+"""
 
 from __future__ import annotations
 
@@ -9,269 +16,218 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from typing import IO, TYPE_CHECKING, Generic, TypeVar
+import traceback
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TextIO
 
 from rkr.errors import RkrError
+from rkr.experiment.events import Event
+from rkr.experiment.execution import STOPPED, Interrupted
+from rkr.experiment.executors import Executor, Lost, Told, error_from, error_json
+from rkr.experiment.jobs import Job, Site, perform
 from rkr.importing import search_path
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-    from rkr.experiment.events import Event, Watch
-    from rkr.experiment.loop import CandidateKey
-
-STOPPED = 130  # exit code of a run that was interrupted and can go on
-DONE = "done"  # what a process says after each candidate
 END_SECONDS = 10.0
-MARK = "RKR_WORKER"  # in the environment of such a process
-
-J = TypeVar("J")
 
 
 class Worker:
-    """A process whose events are passed on here.
+    """A process that does jobs. It has a session of its own, so that Ctrl-C reaches it once, through this process."""
 
-    Args:
-        command: What it runs.
-        threads: Of its computing.
-        asked: Whether it waits for lines on its standard input.
-
-    It has a session of its own, so that Ctrl-C reaches it once, through this process.
-    """
-
-    def __init__(self, command: Sequence[str], threads: int, asked: bool = False) -> None:
+    def __init__(self, threads: int) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.PIPE if asked else None,
+            [sys.executable, "-c", "from rkr.experiment.workers import main; main()"],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._errors,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": search_path(), MARK: "1"},
+            env={**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": search_path()},
             start_new_session=True,
         )
-        self._said: list[str] = []
-        self._listener = threading.Thread(target=self._said.extend, args=(_there(self._process.stderr),), daemon=True)
-        self._listener.start()
 
-    def relay(self, watch: Watch) -> bool:
-        """Tell its events until it says that it is done (True), or until it ends."""
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def do(self, job: Job, told: Told) -> Any:
+        """Do a job: its result, or what it raised. `Lost` if the process has ended."""
         from rkr.experiment.display import relay
 
-        done = False
-
-        def lines() -> Iterator[str]:
-            nonlocal done
-            for line in _there(self._process.stdout):
-                if line.strip() == DONE:
-                    done = True
-                    return
-                yield line
-
-        relay(lines(), watch)
-        return done
-
-    def ask(self, line: str) -> None:
-        """Write a line to its standard input; if it has ended, `relay` tells."""
-        with contextlib.suppress(OSError, ValueError):
-            print(line, file=_there(self._process.stdin), flush=True)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(OSError, ValueError):  # it has ended, which is seen below
+            print(json.dumps(job.to_json()), file=self._process.stdin, flush=True)
+        answers: list[dict[str, Any]] = []
+        for line in self._process.stdout:
+            relay([line], lambda event: told(job, event), lambda text: answers.append(_answer(text)))
+            if answers and answers[-1]:
+                if "error" in answers[-1]:
+                    raise error_from(answers[-1]["error"])
+                return answers[-1]["result"]
+        code = self._process.wait()
+        if code in (STOPPED, -signal.SIGINT, -signal.SIGTERM):  # by the signal itself: it had nothing to save yet
+            raise Interrupted
+        words = self._last_words()
+        raise Lost(f"ended with code {code}" + (f": {words}" if words else ""))
 
     def stop(self) -> None:
-        """Let it save its state and end."""
+        """Let its job save its state and end."""
         self._process.send_signal(signal.SIGTERM)
-        self._dismiss()
 
     def kill(self) -> None:
         """End it at once."""
         self._process.kill()
 
     def close(self) -> None:
-        """Let one that waits for lines end."""
-        self._dismiss()
+        """Let it end; it is killed if it does not."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(OSError):  # what was to be written cannot be read any more
+            self._process.stdin.close()
         try:
             self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
-            self.kill()
-        self.end()
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+        self._errors.close()
 
-    def end(self) -> tuple[int, str]:
-        """Wait for its end: its exit code, and the last that it said of an error."""
-        code = self._process.wait()
-        self._listener.join()
-        self._dismiss()
-        for file in (self._process.stdout, self._process.stderr):
-            _there(file).close()
-        last = next((line for line in reversed(self._said) if line.strip()), f"ended with code {code}")
-        return code, last.strip().removeprefix("rkr: ")
+    @property
+    def ended(self) -> bool:
+        """Whether it can do no more jobs."""
+        return self._process.poll() is not None
 
-    def _dismiss(self) -> None:
-        """No more lines will come."""
-        if self._process.stdin is not None:
-            with contextlib.suppress(OSError):  # what was to be written cannot be read any more
-                self._process.stdin.close()
-
-
-def asked_lines() -> Iterable[bytes]:
-    """What the process that started this one asks, as it comes.
-
-    Not from `sys.stdin`: Python cannot end while a thread waits within its buffer.
-    """
-    return open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
+    def _last_words(self) -> str:
+        """The last line that it wrote of an error."""
+        with contextlib.suppress(ValueError):  # closed
+            self._errors.seek(0)
+            lines = self._errors.read().decode(errors="replace").splitlines()
+            return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return ""
 
 
-def was_stopped(code: int) -> bool:
-    """Whether a process was interrupted; by the signal itself if it had nothing to save yet."""
-    return code in (STOPPED, -signal.SIGINT, -signal.SIGTERM)
-
-
-class Pool(Generic[J]):
-    """Processes that do jobs for this one, several at once.
+class Workers(Executor):
+    """Processes of this machine.
 
     Args:
-        count: How many at once.
-        start: Makes the process for a job.
-        lasting: Whether processes stay for other jobs: each job is a line of JSON, and they say `DONE` after it.
-        harmless: Exit codes after which further jobs are begun.
+        count: How many at once. They start with the first jobs and last until the executor is closed.
+        threads: CPU threads of each.
     """
 
-    def __init__(
-        self, count: int, start: Callable[[J], Worker], lasting: bool = False, harmless: Container[int] = ()
-    ) -> None:
-        self._count, self._start, self._lasting, self._harmless = count, start, lasting, harmless
-        self._workers: dict[int, Worker] = {}
+    def __init__(self, count: int, threads: int) -> None:
+        self._count, self._threads = count, threads
+        self._pool = ThreadPoolExecutor(count)  # a thread listens to each process
+        self._idle: list[Worker] = []
+        self._at_work: dict[Job, Worker] = {}
+        self._stopped: set[Job | None] = set()  # None: all
+        self._lock = threading.RLock()  # a signal's handler may stop a job amid the start of another
 
-    def __enter__(self) -> Self:
-        return self
+    @property
+    def capacity(self) -> int:
+        return self._count
 
-    def __exit__(self, *error: object) -> None:
-        for worker in list(self._workers.values()):
-            worker.close()
-        self._workers.clear()
+    def submit(self, job: Job, told: Told) -> Future[Any]:
+        return self._pool.submit(self._do, job, told)
 
-    def do(
-        self, jobs: Sequence[J], told: Callable[[J, Event], None], asked: Callable[[], bool]
-    ) -> Iterator[tuple[J, int | None, str]]:
-        """Do jobs, and yield each one that has ended.
+    def _do(self, job: Job, told: Told) -> Any:
 
-        With it come the exit code of its process, None if that stays, and the last that it said of an error.
-
-        Args:
-            jobs: No further one is begun after an exit code that is not harmless.
-            told: Gets their events, from any thread.
-            asked: Whether to stop: then no further one is begun, and those at work save their states and end.
-        """
-        waiting: queue.SimpleQueue[J] = queue.SimpleQueue()
-        for job in jobs:
-            waiting.put(job)
-        ended: queue.SimpleQueue[tuple[J, int | None, str] | None] = queue.SimpleQueue()  # None: a thread has ended
-        over, stopping = threading.Event(), threading.Event()
-
-        def work(place: int) -> None:
-            with contextlib.suppress(queue.Empty):
-                while not over.is_set():
-                    job = waiting.get_nowait()
-                    try:
-                        code, said = serve(place, job)
-                    except Exception as error:
-                        code, said = 1, str(error)
-                    if code is not None and code not in self._harmless:
-                        over.set()
-                    ended.put((job, code, said))
-            ended.put(None)
-
-        def serve(place: int, job: J) -> tuple[int | None, str]:
-            worker = self._workers.get(place)
-            if worker is None:
-                worker = self._workers[place] = self._start(job)
-                if stopping.is_set():  # while it was being started, so nobody has told it
-                    worker.stop()
-            if self._lasting:
-                worker.ask(json.dumps(job))
-            if worker.relay(lambda event: told(job, event)):
-                return None, ""
-            self._workers.pop(place, None)
-            return worker.end()
-
-        left = min(self._count, len(jobs))
-        crew = [threading.Thread(target=work, args=(place,), daemon=True) for place in range(left)]
+        with self._lock:
+            if self._stopped & {None, job}:
+                raise Interrupted
+            worker = self._idle.pop() if self._idle else None
+        worker = worker or Worker(self._threads)
+        with self._lock:
+            self._at_work[job] = worker
+            if self._stopped & {None, job}:  # while it was being started, so nobody has told it
+                worker.stop()
         try:
-            for member in crew:
-                member.start()
-            while left:
-                with contextlib.suppress(queue.Empty):
-                    one = ended.get(timeout=0.1)
-                    left -= one is None
-                    if one is not None:
-                        yield one
-                if not stopping.is_set() and asked():
-                    over.set()
-                    stopping.set()
-                    for worker in list(self._workers.values()):
-                        worker.stop()
-        except BaseException:
-            over.set()
-            for worker in list(self._workers.values()):
-                worker.kill()
-            for member in crew:
-                member.join(END_SECONDS)
-            raise
+            return worker.do(job, told)
+        finally:
+            with self._lock:
+                del self._at_work[job]
+                if not worker.ended:
+                    self._idle.append(worker)
+            if worker.ended:
+                worker.close()
+
+    def stop(self, job: Job | None = None) -> None:
+        with self._lock:
+            self._stopped.add(job)
+            for each, worker in self._at_work.items():
+                if job in (None, each):
+                    worker.stop()
+
+    def close(self, kill: bool = False) -> None:
+        with self._lock:
+            self._stopped.add(None)
+            workers = [*self._at_work.values(), *self._idle]
+        for worker in workers if kill else ():
+            worker.kill()
+        self._pool.shutdown()
+        for worker in self._idle:
+            worker.close()
+        self._idle.clear()
 
 
-class Helpers(Pool["CandidateKey"]):
-    """Processes that train a run's candidates. They start with the first candidate and last until the run ends.
-
-    Args:
-        command: Runs `Run.help` of the same run, with lines from the standard input, and says `DONE` after each.
-        count: How many, at most.
-        threads: Of each.
-    """
-
-    def __init__(self, command: Sequence[str], count: int, threads: int) -> None:
-        self._command = command
-        super().__init__(count, lambda key: Worker(command, threads, asked=True), lasting=True)
-
-    def train(
-        self, keys: Sequence[CandidateKey], told: Callable[[CandidateKey, Event], None], asked: Callable[[], bool]
-    ) -> Iterator[CandidateKey]:
-        """Train candidates, and yield each one that is done; several at once.
-
-        Args:
-            keys: Which candidates.
-            told: Called with their events, from any thread.
-            asked: Whether to stop: then raises `Interrupted` when all states are saved.
-        """
-        from rkr.experiment.loop import Interrupted
-
-        errors: list[str] = []
-        over = False  # a process has ended or must end
-
-        def stop() -> bool:
-            nonlocal over
-            over = over or asked()
-            return over
-
-        for key, code, said in self.do(keys, told, stop):
-            if code is None:
-                yield key
-                continue
-            if not was_stopped(code) and not over:
-                errors.append(f"{_name(key)}: its process {_what(code, said)}; run the same command again to resume")
-            over = True
-        if errors:
-            raise RkrError("; ".join(errors))
-        if over:
-            raise Interrupted
+def _answer(line: str) -> dict[str, Any]:
+    """The result in a line, if it is one."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) and found.keys() & {"result", "error"} else {}
 
 
-def _name(key: CandidateKey) -> str:
-    return f"task {key.number + 1}, round {key.round + 1}, candidate {key.place + 1}"
+# ---------------------------------------------------------------------------------------------------------
+# In the process
 
 
-def _what(code: int, said: str) -> str:
-    return said if said == f"ended with code {code}" else f"failed: {said}"
+def main() -> None:
+    """Do the jobs that come, until there are no more."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what others print is no answer
+    jobs: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    at_work = threading.Event()
+
+    def listen() -> None:
+        # Not from `sys.stdin`: Python cannot end while a thread waits within its buffer.
+        with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as lines:
+            for line in lines:
+                jobs.put(line)
+        jobs.put(None)
+        if at_work.is_set():  # the process that started this one has ended
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=listen, daemon=True).start()
+    site = Site(crew=Workers)
+    while (line := jobs.get()) is not None:
+        at_work.set()
+        _answer_to(Job.from_json(json.loads(line)), site, out)
+        at_work.clear()
 
 
-def _there(file: IO[str] | None) -> IO[str]:
-    assert file is not None
-    return file
+def _answer_to(job: Job, site: Site, out: TextIO) -> None:
+    """Do a job and write its result."""
+    from rkr.experiment.display import JsonLines
+
+    tell = JsonLines(out)
+
+    def watch(event: Event) -> None:
+        try:
+            tell(event)
+        except BrokenPipeError:  # the process that started this one has ended, seen here before its lines have ended
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    site.watch = watch
+    try:
+        answer = {"result": perform(job, site)}
+    except (Interrupted, RkrError) as error:
+        answer = {"error": error_json(error)}
+    except Exception as error:
+        traceback.print_exc()
+        answer = {"error": error_json(error)}
+    with contextlib.suppress(BrokenPipeError):
+        print(json.dumps(answer), file=out, flush=True)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rkr.errors import UsageError
 from rkr.methods.learner import MakeNetwork, ReadSamples
+from rkr.methods.ranges import Log
 from rkr.methods.shared.anchored import Anchored
 from rkr.methods.shared.fisher import ESTIMATORS, fisher
 from rkr.registry import register
@@ -22,15 +23,16 @@ MODES = ("all", "online")
     citation="Kirkpatrick et al., PNAS 2017",
 )
 class Ewc(Anchored):
-    """Hold each weight as much as the answers of earlier tasks depend on it: their Fisher information F (equation 3).
+    """A quadratic penalty on changes of each weight, weighted by its Fisher information F (equation 3).
 
     Args:
         make: Builds the network.
         head: Its classification layer.
         strength: λ.
-        estimator: Of the Fisher information: "exact", "sampled", "empirical" or "batched" (a squared mean gradient).
-        samples: How many training samples it is estimated from, at most, drawn at random; all if it is left out.
-        mode: "all": a penalty for every earlier task, Σ_t F_t (θ - θ*_t)², kept as the one parabola that is their sum.
+        estimator: How the Fisher information is estimated: "exact", "sampled", "empirical" or "batched" (squared mean
+            gradients).
+        samples: Maximum number of training samples, drawn at random, to estimate it from. Default: all.
+        mode: "all": a penalty for every earlier task, Σ_t F_t (θ - θ*_t)², stored as one parabola, their sum.
             "online" (Schwarz et al., ICML 2018): F ← γ F + F_t, around the newest weights.
         gamma: γ of "online".
         bn: See `OneNetwork`.
@@ -44,7 +46,7 @@ class Ewc(Anchored):
         "With SGD no weight is held by more than 1 / rate.",
     )
 
-    grid: ClassVar[dict[str, tuple[float, ...]]] = {"strength": (1.0, 10.0, 100.0, 1e3, 5e3, 1e4)}
+    grid: ClassVar[dict[str, tuple[float, ...]]] = {"strength": Log((1.0, 10.0, 100.0, 1e3, 5e3, 1e4))}
 
     def __init__(
         self,
@@ -79,7 +81,7 @@ class Ewc(Anchored):
             self.anchor.renew(shared, found, self.gamma)
 
     def kept_to_learn(self) -> tuple[Sequence[Tensor], int]:
-        """With "all", the middle of the sum of parabolas too, from the second task on: it is no network's weights."""
+        """With "all", also the centre of the summed parabolas from the second task on: no network has these weights."""
         importances, samples = super().kept_to_learn()
         middle = list(self.anchor.values) if self.mode == "all" and self.task.number else []
         return [*importances, *middle], samples

@@ -8,13 +8,14 @@ from typing import ClassVar
 from torch import Tensor
 
 from rkr.methods.learner import MakeNetwork, ReadSamples
+from rkr.methods.ranges import Log
 from rkr.methods.shared.anchored import Anchored
 from rkr.registry import register
 
 
 @register.method("l2t", "L2-Transfer: a penalty on leaving old weights", citation="Yoon et al., ICLR 2020")
 class L2Transfer(Anchored):
-    """All weights matter the same, and are held where the previous task left them, so that drift adds up over tasks."""
+    """All weights are equally important and stay near their values after the previous task, so drift adds up."""
 
     checked = "The description in APD's paper; there is no code of it."
     differs = (
@@ -22,7 +23,7 @@ class L2Transfer(Anchored):
         "Every task has its own batch normalisation.",
     )
 
-    grid: ClassVar[dict[str, tuple[float, ...]]] = {"strength": (1e-2, 0.1, 1.0, 10.0, 100.0)}
+    grid: ClassVar[dict[str, tuple[float, ...]]] = {"strength": Log((1e-2, 0.1, 1.0, 10.0, 100.0))}
 
     def __init__(self, make: MakeNetwork, head: str, *, strength: float = 0.1, bn: str = "per_task") -> None:
         super().__init__(make, head, strength=strength, bn=bn)

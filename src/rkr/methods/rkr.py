@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 from rkr.core import Options, load, ways
 from rkr.methods.learner import MakeNetwork
@@ -38,7 +39,7 @@ class Rkr(Changed):
         "The paper's equations 1 to 5 and its printed counts, which come out to the last digit; there is no "
         "public code."
     )
-    differs = (
+    differs: ClassVar[Sequence[str]] = (
         "The paper does not tell batch size, momentum, weight decay, augmentation, initial values and what becomes "
         "of batch normalisation: docs/method.md has the decisions.",
     )

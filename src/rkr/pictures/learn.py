@@ -24,7 +24,7 @@ from rkr.core.zoo import add_task_file, read_about
 from rkr.data import Pictures
 from rkr.errors import FileError, UsageError
 from rkr.experiment.events import Preparing, Watch
-from rkr.experiment.loop import Interrupted
+from rkr.experiment.execution import Interrupted
 from rkr.experiment.processes import make_fabric
 from rkr.experiment.signals import signals
 from rkr.pictures import backbones

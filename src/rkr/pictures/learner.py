@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -121,31 +120,6 @@ def repeated(y: Tensor, balance: float, seed: int) -> Tensor | None:
         whole, rest = divmod(missing, count)
         rows += [own] * whole + [own[torch.randperm(count, generator=generator)[:rest]]]
     return torch.cat(rows) if len(rows) > 1 else None
-
-
-@contextmanager
-def head_input(model: RectifiedModel) -> Iterator[list[Tensor]]:
-    """Catch what comes into the classification layer: the features (B, D)."""
-    assert model.head is not None
-    caught: list[Tensor] = []
-
-    def hook(module: nn.Module, inputs: Any) -> None:
-        x = inputs[0]
-        caught.append(x.flatten(2).mean(2) if x.dim() > 2 else x)
-
-    handle = model.network.get_submodule(model.head).register_forward_pre_hook(hook)
-    try:
-        yield caught
-    finally:
-        handle.remove()
-
-
-@torch.no_grad()
-def base_features(model: RectifiedModel, x: Tensor) -> Tensor:
-    """The base's own features of a batch: float32 (B, D). The task in use does not matter."""
-    with model.without_task(), head_input(model) as caught:
-        model.run((x,), {}, None)
-    return caught[-1].float()
 
 
 def fit_probe(features: Tensor, y: Tensor, classes: int, decay: float) -> tuple[Tensor, Tensor]:

@@ -22,20 +22,21 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 from rkr.core import RectifiedModel
+from rkr.core.features import base_features
 from rkr.core.files import base_fingerprint
 from rkr.data import Augment, Pictures, Stream, Task, Training
 from rkr.errors import FileError, UsageError
 from rkr.experiment.events import Preparing, Started, Stopped, TaskEnd, Watch
-from rkr.experiment.execution import Execution
+from rkr.experiment.execution import Execution, Interrupted
 from rkr.experiment.folder import RunFolder
-from rkr.experiment.loop import Interrupted, Loop, be_deterministic
+from rkr.experiment.loop import Loop, be_deterministic
 from rkr.experiment.processes import keep_freed_memory
 from rkr.experiment.recipes.settings import TrainingSettings
 from rkr.experiment.samples import derived
 from rkr.experiment.spec import RunSpec
 from rkr.experiment.state import load_state, save_state
 from rkr.methods.learner import Phase, SeenTask
-from rkr.pictures.learner import PictureLearner, base_features, fit_probe, repeated
+from rkr.pictures.learner import PictureLearner, fit_probe, repeated
 from rkr.pictures.preparation import Preparation
 from rkr.pictures.settings import Settings
 
@@ -138,6 +139,7 @@ class Lesson(Loop):
         self._identity = identity(model, stream, settings)
         self._stop = False
         self._probe: dict[str, Tensor] = {}  # the state from which training begins
+        self._decay = DECAYS[1]  # of the probe
         self._best: dict[str, Tensor] = {}
         self._best_figures: tuple[float, float] | None = None  # accuracy and negative loss on the validation part
         self._since = 0  # epochs since then
@@ -204,21 +206,26 @@ class Lesson(Loop):
             if not self._settings.rank:
                 raise UsageError("--rank 0 needs a network whose classification layer is a Linear with a bias")
             return None
-        n, classes = len(self.stream.tasks[0].training.train), len(self._classes)
-        rows = torch.arange(n) if self._learner.rows is None else self._learner.rows
-        rows = rows.to(features.device)
+        n = len(self.stream.tasks[0].training.train)
         best: tuple[float, Tensor, Tensor] | None = None
         for decay in DECAYS if len(features) > n else DECAYS[1:2]:
-            weight, bias = fit_probe(features[rows], y[rows], classes, decay)
+            weight, bias = self._fitted(features[:n], y[:n], decay)
             hits = (F.linear(features[n:], weight, bias).argmax(1) == y[n:]).sum().item()
             if best is None or hits > best[0]:
-                best = hits, weight, bias
+                best, self._decay = (hits, weight, bias), decay
         assert best is not None
         self._learner.start_head(*best[1:])
         return best[0] / (len(features) - n) if len(features) > n else None
 
+    def _fitted(self, features: Tensor, y: Tensor, decay: float) -> tuple[Tensor, Tensor]:
+        """A linear probe, small classes repeated as in an epoch."""
+        rows = repeated(y.cpu(), self._settings.balance, derived(self._settings.seed, "balance"))
+        if rows is not None:
+            features, y = features[rows.to(features.device)], y[rows.to(y.device)]
+        return fit_probe(features, y, len(self._classes), decay)
+
     def _finish(self, features: Tensor, y: Tensor, probe: float | None) -> Learned:
-        """The best state; the probe, if that was better."""
+        """The best state; if the probe was better, that one, fitted anew to all pictures."""
         learner = self._learner
         accuracy, kept = probe, "probe"
         if self._settings.rank:
@@ -229,6 +236,8 @@ class Lesson(Loop):
             if probe is not None and accuracy is not None and accuracy < probe:
                 learner.load_state_dict(self._probe)
                 accuracy, kept = probe, "probe"
+        if kept == "probe":  # its decay is chosen, so the validation part is of no more use otherwise
+            learner.start_head(*self._fitted(features, y, self._decay))
         learner.eval()
         seconds, title = self._seconds(), self.spec.title
         shown = () if accuracy is None else (accuracy,)

@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
+from rkr.core.features import base_features
 from rkr.errors import FileError
 from rkr.experiment.display.text import duration
 from rkr.experiment.processes import make_fabric
 from rkr.methods.learner import SeenTask
 from rkr.pictures.cache import MEMORY, place
 from rkr.pictures.learn import Request, begin_zoo, default_precision
-from rkr.pictures.learner import PictureLearner, base_features
+from rkr.pictures.learner import PictureLearner
 from rkr.pictures.preparation import Preparation
 
 TRIED = 16  # pictures that are read and trained on

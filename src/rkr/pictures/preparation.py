@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from rkr.errors import FileError, UsageError
@@ -116,6 +116,8 @@ def open_picture(source: str | Path | bytes | Image.Image) -> Image.Image:
             return _rgb(image)
     except FileError:
         raise
+    except UnidentifiedImageError as error:  # its text names an object in memory
+        raise FileError(f"{name}: not a picture that can be read: its format is unknown") from error
     except Exception as error:  # damaged files raise many kinds of errors
         why = getattr(error, "strerror", None) or f"not a picture that can be read: {error}"
         raise FileError(f"{name}: {' '.join(str(why).split())}") from error

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from rkr.core import RectifiedModel, load
 from rkr.core.about import TaskAbout
+from rkr.core.features import base_features
 from rkr.core.files import read_task_about
-from rkr.core.index import INDEX
+from rkr.core.index import INDEX, Changes
 from rkr.core.infer import FALSE_ALARMS, Description, Rule
 from rkr.core.state import TaskState
 from rkr.core.zoo import add_task_file, drop_task, read_about, rename_task
 from rkr.errors import FileError, UsageError
 from rkr.pictures import backbones
-from rkr.pictures.learner import base_features
 from rkr.pictures.preparation import Preparation
 
 if TYPE_CHECKING:
@@ -197,7 +197,10 @@ class Zoo:
         if self._rule is None or self._rule[0] != names:
             found = {}
             for name in names:
-                values = self.model.tasks[name].about.get("infer")
+                try:
+                    values = self.model.tasks[name].about.get("infer")
+                except FileError:  # `model.tasks.damaged` says why; the others can be inferred all the same
+                    continue
                 if values is None:
                     raise UsageError(f"the task {name!r} cannot be inferred: it was not made by rkr learn; give --task")
                 found[name] = Description.from_json(values)
@@ -220,10 +223,13 @@ class Zoo:
         rename_task(self.folder, name, new)
         self.follow()
 
-    def follow(self) -> None:
-        """Take over what other processes have changed in the folder."""
-        self.model.follow()
-        self.model.eval()
+    def follow(self) -> Changes:
+        """Take over what other processes have changed in the folder, and say what."""
+        changes = self.model.follow()
+        if changes:
+            self._rule = None  # a task may have been replaced by another of the same name
+            self.model.eval()
+        return changes
 
     def copy(self, name: str, other: str | os.PathLike[str], new: str | None = None) -> Zoo:
         """Copy a task to another zoo with the same base, which is made if there is none."""
@@ -302,6 +308,13 @@ def check_base(stated: TaskAbout, folder: Path, source: str) -> None:
         raise FileError(
             f"{source}: its task belongs to another base network (fingerprint {stated.base[:12]}, that of {folder} "
             f"is {there.base[:12]}): choose another model folder{made_for}"
+        )
+    how, here = stated.about.get("preparation"), there.about.get("preparation")
+    if isinstance(how, Mapping) and isinstance(here, Mapping) and how != here:
+        key = next((key for key in here if how.get(key) != here[key]), "other keys")
+        raise FileError(
+            f"{source}: its task learned from pictures that were prepared otherwise ({key}: {how.get(key)}; "
+            f"{folder} has {here.get(key)}): choose another model folder"
         )
     if stated.rank != there.options.rank:
         raise FileError(f"{source}: its task has rank {stated.rank}, those of {folder} have {there.options.rank}")

@@ -86,7 +86,7 @@ def accuracy_over_tasks(results: Sequence[Result], path: str | os.PathLike[str])
     """
     methods = by_method(results)
     tasks = len(results[0].tasks)
-    with _figure((DOUBLE, 3.2)) as figure:
+    with drawing((DOUBLE, 3.2)) as figure:
         axes = figure.add_subplot()
         lines: list[tuple[float, Any]] = []  # with their last value: the legend follows the order of the lines
         several = False
@@ -122,7 +122,7 @@ def accuracy_over_tasks(results: Sequence[Result], path: str | os.PathLike[str])
         axes.grid(axis="y")
         ranked = [line for _, line in sorted(lines, key=lambda pair: -pair[0])]
         _legend(figure, ranked, [str(line.get_label()) for line in ranked])
-        return _write(figure, path)
+        return write(figure, path)
 
 
 @figure("during_after")
@@ -133,7 +133,7 @@ def during_after(results: Sequence[Result], path: str | os.PathLike[str]) -> lis
     columns = min(len(methods), 2 if len(methods) <= 6 else 3)
     rows = math.ceil(len(methods) / columns)
     width = (SINGLE if columns == 1 else DOUBLE) / columns
-    with _figure((columns * width, 0.6 + (1.7 if columns < 3 else 1.35) * rows)) as figure:
+    with drawing((columns * width, 0.6 + (1.7 if columns < 3 else 1.35) * rows)) as figure:
         grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
         x = np.arange(1, len(tasks) + 1)
         for axes, (method, runs) in zip(grid.flat, methods.items(), strict=False):
@@ -160,7 +160,7 @@ def during_after(results: Sequence[Result], path: str | os.PathLike[str]) -> lis
         figure.supylabel(f"{results[0].measure} (%)", fontsize=8)
         handles = [Patch(facecolor=(GREY, alpha), edgecolor=GREY) for alpha in (PALE, 1)]
         figure.legend(handles, ["right after learning", "after all tasks"], loc="outside upper right", ncols=2)
-        return _write(figure, path)
+        return write(figure, path)
 
 
 def accuracy_matrix(result: Result, path: str | os.PathLike[str]) -> list[Path]:
@@ -171,7 +171,7 @@ def accuracy_matrix(result: Result, path: str | os.PathLike[str]) -> list[Path]:
     low, high = _range([value for row in rows for value in row])
     n = len(rows)
     width = SINGLE if n <= 10 else DOUBLE
-    with _figure((width, 0.86 * width)) as figure:
+    with drawing((width, 0.86 * width)) as figure:
         axes = figure.add_subplot()
         mesh = _heat(axes, rows, low, high, numbers=True)
         axes.invert_yaxis()
@@ -185,7 +185,7 @@ def accuracy_matrix(result: Result, path: str | os.PathLike[str]) -> list[Path]:
             textwrap.fill(title, int(11 * width)), loc="left"
         )  # wrapped here because matplotlib would parse $ as math
         _colour_bar(figure, mesh, axes, result.measure)
-        return _write(figure, path)
+        return write(figure, path)
 
 
 def accuracy_matrices(results: Sequence[Result], path: str | os.PathLike[str]) -> list[Path]:
@@ -199,7 +199,7 @@ def accuracy_matrices(results: Sequence[Result], path: str | os.PathLike[str]) -
     columns = min(len(methods), 4)
     rows = math.ceil(len(methods) / columns)
     width = SINGLE if columns == 1 else DOUBLE
-    with _figure((width, 0.5 + rows * (width - 0.9) / columns)) as figure:
+    with drawing((width, 0.5 + rows * (width - 0.9) / columns)) as figure:
         grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
         for axes, (method, matrix) in zip(grid.flat, means.items(), strict=False):
             mesh = _heat(axes, matrix, low, high, numbers=len(methods) == 1)
@@ -213,7 +213,7 @@ def accuracy_matrices(results: Sequence[Result], path: str | os.PathLike[str]) -
         figure.supxlabel("tested on task", fontsize=8)
         figure.supylabel("after learning task", fontsize=8)
         _colour_bar(figure, mesh, grid, results[0].measure)
-        return _write(figure, path)
+        return write(figure, path)
 
 
 def _finished(results: Sequence[Result]) -> dict[str, list[Result]]:
@@ -287,7 +287,7 @@ def accuracy_against_capacity(
         for method, (value, half) in (paper or {}).items()
         if capacity and method in capacity
     ]
-    with _figure((DOUBLE, 3.2)) as figure:
+    with drawing((DOUBLE, 3.2)) as figure:
         axes = figure.add_subplot()
         points = []
         for method, label, x, y, half, fill in dots:
@@ -322,7 +322,7 @@ def accuracy_against_capacity(
         _percents(axes)
         points.sort(key=lambda entry: -entry[0])
         _legend(figure, [point for *_, point in points], [label for _, label, _ in points])
-        return _write(figure, path)
+        return write(figure, path)
 
 
 def _marks(results: Sequence[Result]) -> str:
@@ -351,6 +351,8 @@ def write_figures(
     Accuracy matrices are drawn for each run, or as means over the runs of each method if `each_run` is false. If a
     figure cannot be drawn, `failed` is called with its path and the error; without `failed`, the error is raised.
     """
+    from rkr.report import search_figures  # noqa: F401  # it adds its own
+
     folder, written = Path(folder), []
     figures: dict[str, Callable[[Path], list[Path]]] = {}
     begun = [result for result in results if result.done]
@@ -423,13 +425,13 @@ def _ticks(axes: Axes, n: int, tasks: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def _figure(size: tuple[float, float]) -> Iterator[Figure]:
+def drawing(size: tuple[float, float]) -> Iterator[Figure]:
     """A figure in our style, independent of the user's style and of pyplot's global state."""
     with matplotlib.style.context(["default", STYLE]):
         yield Figure(figsize=size, dpi=DPI, layout="constrained")
 
 
-def _write(figure: Figure, path: str | os.PathLike[str]) -> list[Path]:
+def write(figure: Figure, path: str | os.PathLike[str]) -> list[Path]:
     """Write `path`.png and `path`.svg atomically."""
     path = Path(path)
     if path.suffix in (".png", ".svg"):

@@ -264,7 +264,7 @@ class Adapter(TargetLayer):
 
     def __init__(self, path: str, module: nn.Module, active: Active, options: Options, update: LayerUpdate) -> None:
         super().__init__(path, module, active, options, update)
-        self.rank = options.rank_of(path) if options.rectifies(self.family) else None
+        self.rank = (options.rank_of(path) or None) if options.rectifies(self.family) else None
         self.scaled = options.scales(self.family)
         self.rectified = type(update) is Rectification  # whether fast paths compute what the update says
         self.lm, self.rm, self.f = (join(path, name) for name in ("lm", "rm", "f"))

@@ -25,6 +25,20 @@ _HOOKS = (
 )
 
 
+def total(y: Tensor, more: Tensor) -> Tensor:
+    """`y + more`, in the memory of `y` where nothing else needs it: it has just been computed."""
+    return y.add_(more) if _may_overwrite(y, more) else y + more
+
+
+def product(y: Tensor, factor: Tensor) -> Tensor:
+    """`y * factor`, as `total`."""
+    return y.mul_(factor) if _may_overwrite(y, factor) else y * factor
+
+
+def _may_overwrite(y: Tensor, other: Tensor) -> bool:
+    return not (torch.is_grad_enabled() or torch.compiler.is_compiling()) and y.dtype is other.dtype
+
+
 class Portable(nn.Module):
     """A layer that takes the place of the network's own in the traced copy, and computes with the tasks' tensors.
 
@@ -114,6 +128,9 @@ class Portable(nn.Module):
             own = factor
         else:
             own = factor.index_select(0, self.tasks.place(self.path, x, x.dim() - spatial - 1)[1])
+        if groups == 1 and values.dim() == 3 and values.stride(1) == 1 and not torch.compiler.is_compiling():
+            y = (values.transpose(1, 2) @ own.transpose(-2, -1)).transpose(1, 2)  # channels_last stays so
+            return y.unflatten(-1, places)
         y = own @ values if groups == 1 else (own @ values.unflatten(-2, (groups, -1))).flatten(-3, -2)
         return y.unflatten(-1, places)
 
@@ -157,7 +174,7 @@ class LowRank(Portable):
 
     def scaled(self, y: Tensor, own: Mapping[str, Tensor], at: int = -1) -> Tensor:
         """Equation 2."""
-        return y * self.pick(own["f"], y, at) if "f" in own else y
+        return product(y, self.pick(own["f"], y, at)) if "f" in own else y
 
 
 class PortableByWeight(LowRank):

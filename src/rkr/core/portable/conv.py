@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rkr.core.portable.base import LowRank
+from rkr.core.portable.base import LowRank, total
 
 if TYPE_CHECKING:
     from rkr.core.adapters.base import Adapter
@@ -67,7 +67,7 @@ class PortableConv(LowRank):
         y = base(input)
         if "lm" in own:
             u = add(self.channel_product(self.padded(input), own["lm"], spatial, groups), self.add)
-            y = y + self.channel_product(spread(u, self.spread), own["rm"], spatial, groups)
+            y = total(y, self.channel_product(spread(u, self.spread), own["rm"], spatial, groups))
         return self.scaled(y, own, self.layer.channel_dim)
 
     def parts(self, x: Tensor) -> tuple[Callable[[Tensor], Tensor], _Thin, _Thin]:

@@ -65,6 +65,8 @@ class PortableNorm(Portable):
             return self.each(lambda number: functional_call(self.module, self.of(number), (input,)), 1 - input.dim())
         own = self.prepared()
         y, at = (input, 1 - input.dim()) if self.by_channel else self._normalised(input)
+        if "weight" in own and "bias" in own and not torch.compiler.is_compiling():
+            return torch.addcmul(self.pick(own["bias"], y, at), y, self.pick(own["weight"], y, at))
         if "weight" in own:
             y = y * self.pick(own["weight"], y, at)
         return y + self.pick(own["bias"], y, at) if "bias" in own else y

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from rkr.errors import UsageError
 from rkr.methods.learner import MakeNetwork, Phase, ReadSamples
+from rkr.methods.ranges import Log
 from rkr.methods.shared.anchor import gradient
 from rkr.methods.zeroshot.penalty import Guarded
 from rkr.networks.interfaces import Gaussian
@@ -37,7 +38,7 @@ class Lzsl(Guarded):
         classifier: Fields of `ClassifierOptions`.
     """
 
-    grid: ClassVar[dict[str, tuple[float, ...]]] = {"distillation": (0.1, 1.0, 3.0, 10.0, 30.0, 100.0)}
+    grid: ClassVar[dict[str, tuple[float, ...]]] = {"distillation": Log((0.1, 1.0, 3.0, 10.0, 30.0, 100.0))}
 
     checked = "The authors' code (Drkun/Lifelong-Zero-Shot-Learning)."
 

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from rkr.errors import UsageError
 from rkr.methods.learner import MakeNetwork, Outcome, SeenTask
+from rkr.methods.ranges import Log
 from rkr.methods.shared.anchor import departure, gradient
 from rkr.methods.zeroshot.learner import ZeroShot
 from rkr.registry import register
@@ -48,7 +49,7 @@ class Penalty(Guarded):
     checked = "The description in LZSL's paper; there is no code of these baselines."
     differs = ("The weight of the penalty is not published.",)
 
-    grid: ClassVar[dict[str, tuple[float, ...]]] = {"strength": (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0)}
+    grid: ClassVar[dict[str, tuple[float, ...]]] = {"strength": Log((1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0))}
 
     def __init__(
         self,

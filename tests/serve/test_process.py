@@ -1,0 +1,175 @@
+"""`rkr serve` as a process: signals, kills, another process that learns, and the client."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.pictures import draw_classes
+from helpers.servers import Served, served
+from helpers.waiting import until
+from helpers.zoos import CLASSES, make_zoo, picture, task_file
+from PIL import Image
+
+import rkr
+from rkr.pictures.zoo import open_zoo
+from rkr.serve.client import Client, ServerError
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Path]]:
+    """One server for all tests that do not end it."""
+    folder = tmp_path_factory.mktemp("served") / "zoo"
+    make_zoo(folder)
+    with served(folder, "--allow-changes", "--max-batch", "1") as server:
+        yield server, folder
+
+
+def test_the_client_does_everything(shared: tuple[Served, Path], tmp_path: Path) -> None:
+    server, folder = shared
+    client = rkr.Client(server.url)
+    file = tmp_path / "a.png"
+    file.write_bytes(picture(tmp_path))
+    (expected,) = open_zoo(folder, device="cpu").predict(file, task="birds", top=2)
+    for given in (file, str(file), file.read_bytes(), Image.open(file), [file]):
+        (found,) = client.predict(given, task="birds", top=2)
+        assert [a["class"] for a in found["answers"]] == list(expected.classes)
+        assert [a["probability"] for a in found["answers"]] == pytest.approx(list(expected.probabilities), abs=1e-6)
+    assert client.predict(file, task="birds")[0]["picture"] == "a.png"
+    assert client.predict(file, task="auto", false_alarms=0.01)[0]["task_probability"] > 0
+    assert [task["name"] for task in client.tasks()] == list(CLASSES)
+    added = client.add("ships", task_file(folder, "ships", tmp_path / "ships.safetensors"))
+    assert (added["name"], added["classes"]) == ("ships", ["no", "yes"])
+    assert client.task("ships")["bytes"] == added["bytes"]
+    assert client.predict(file, task="ships")[0]["task"] == "ships"
+    with pytest.raises(ServerError, match="already") as caught:
+        client.add("ships", tmp_path / "ships.safetensors")
+    assert caught.value.status == 409
+    client.add("ships", tmp_path / "ships.safetensors", replace=True)
+    client.drop("ships")
+    with pytest.raises(ServerError, match="no task 'ships'") as caught:
+        client.predict(file, task="ships")
+    assert caught.value.status == 404
+    with pytest.raises(rkr.FileError, match="nothing"):
+        client.predict(tmp_path / "nothing.png")
+    with pytest.raises(rkr.UsageError, match="path, bytes or an image"):
+        client.predict([3])
+    with pytest.raises(rkr.UsageError, match="http://"):
+        Client("127.0.0.1:8000")
+    with pytest.raises(ServerError, match="does not answer"):
+        Client("http://127.0.0.1:9", retries=0).tasks()
+
+
+def test_the_client_learns(shared: tuple[Served, Path], tmp_path: Path) -> None:
+    server, folder = shared
+    client, file = server.client(), picture(tmp_path)
+    before = client.predict(file, task="birds", top=3)
+    source = draw_classes(tmp_path / "colours", {"red": 12, "blue": 12})
+    job = client.learn("colours", source)
+    assert (job["state"], job["done"]) == ("learned", 1.0)
+    assert client.learning("colours") == job
+    assert client.predict(file, task="colours")[0]["task"] == "colours"
+    assert client.predict(file, task="birds", top=3) == before
+    with pytest.raises(ServerError, match="one class only"):
+        client.learn("red", draw_classes(tmp_path / "red", {"red": 3}))
+    client.drop("colours")
+    assert "colours" not in open_zoo(folder, device="cpu").tasks
+
+
+def test_a_task_that_rkr_learn_makes_is_served(shared: tuple[Served, Path], tmp_path: Path) -> None:
+    server, folder = shared
+    client = server.client()
+    source = draw_classes(tmp_path / "mine", {"red": 8, "blue": 8})
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    subprocess.run(
+        [sys.executable, "-m", "rkr", "learn", str(source), "--model", str(folder), "--epochs", "1", "--threads", "1"],
+        env=environment,
+        check=True,
+        capture_output=True,
+    )
+    until(lambda: "mine" in [task["name"] for task in client.tasks()], 2)
+    assert client.predict(picture(tmp_path), task="mine")[0]["task"] == "mine"
+    client.drop("mine")
+
+
+def test_sigterm_finishes_what_was_accepted(tmp_path: Path) -> None:
+    """Requests that wait for a batch to fill are answered, and the process ends within 10 seconds."""
+    make_zoo(tmp_path / "zoo")
+    data = picture(tmp_path)
+    with served(tmp_path / "zoo", "--wait-ms", "1500") as server:
+        client, answers = server.client(retries=0), list[Any]()
+        asking = [threading.Thread(target=lambda: answers.append(client.predict(data, "birds"))) for _ in range(4)]
+        for thread in asking:
+            thread.start()
+        time.sleep(0.7)  # they are accepted
+        began = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        for thread in asking:
+            thread.join(20)
+        server.process.wait(20)
+        assert time.monotonic() - began < 10
+        assert len(answers) == 4
+        assert all(answer == answers[0] for answer in answers)
+        with pytest.raises(ServerError):
+            client.tasks()
+
+
+def test_kill_and_restart_give_the_same_answers(tmp_path: Path) -> None:
+    make_zoo(tmp_path / "zoo")
+    data, found = [picture(tmp_path, seed) for seed in range(3)], []
+    for how in (signal.SIGKILL, signal.SIGTERM):
+        with served(tmp_path / "zoo", "--max-batch", "1") as server:
+            client = server.client()
+            found.append(
+                ([client.predict(one, task, top=3) for one in data for task in CLASSES], [*map(str, client.tasks())])
+            )
+            server.process.send_signal(how)
+            server.process.wait(20)
+    assert found[0][0] == found[1][0]
+
+
+def test_wrong_options_are_told(command: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "zoo"
+    assert command("serve", str(folder))[0] == 2
+    make_zoo(folder)
+    token = tmp_path / "token"
+    token.write_text("short")
+    for words, said in [
+        (("--host", "0.0.0.0"), "--token-file FILE, or say --insecure"),
+        (("--token-file", str(token)), "at least 8"),
+        (("--token-file", str(tmp_path / "none")), "No such file"),
+        (("--port", "70000"), "--port must be 0 to 65535"),
+        (("--max-batch", "0"), "limit batch"),
+        (("--queue", "4"), "--queue must be at least --max-batch"),
+        (("--replicas", "2"), "goes with --cluster"),
+    ]:
+        code, out, err = command("serve", str(folder), *words)
+        assert (code, out) == (2, "")
+        assert said in err
+        assert len(err.splitlines()) == 1
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        code, _, err = command("serve", str(folder), "--port", str(taken.getsockname()[1]))
+    assert code == 2
+    assert "choose another --port" in err
+
+
+def test_a_missing_extra_is_told_in_one_line(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib import util
+
+    find = util.find_spec
+    monkeypatch.setattr(util, "find_spec", lambda name: None if name in ("fastapi", "ray.serve") else find(name))
+    code, out, err = command("serve", str(tmp_path))
+    assert (code, out, err) == (2, "", "rkr: rkr serve needs fastapi: pip install 'rkr[serve]'\n")
