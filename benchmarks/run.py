@@ -1,5 +1,5 @@
-"""`make bench`: all measurements, or the ones named (steps, serving, growth, memory, epochs, workers, methods,
-zeroshot, fisher, pictures, served)."""
+"""`make bench`: all measurements, or the ones named (steps, overhead, serving, growth, memory, epochs, workers,
+methods, zeroshot, fisher, pictures, served)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import fisher
 import growth
 import memory
 import methods
+import overhead
 import pictures
 import served
 import serving
@@ -25,6 +26,7 @@ import zeroshot
 
 SECTIONS = {
     "steps": steps.run,
+    "overhead": overhead.run,
     "serving": serving.run,
     "growth": growth.run,
     "memory": memory.run,

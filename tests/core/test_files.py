@@ -298,7 +298,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "bn-frozen": {"bn": "frozen"},
     "norm-per-task": {"norm": "per_task"},
     "patterns": {"include": ["layer1.*", "fc1"], "ranks": {"layer1.*": 3}},
-    "not-fast": {"fast": False},
+    "formula": {"kernels": "formula"},
     "float64": {"network": lambda: Small().double()},
     "headless": {"network": Headless, "head": None, "tasks": {"a": None, "b": None}},
 }
@@ -493,7 +493,7 @@ def test_every_option_comes_back(tmp_path: Path) -> None:
         init_gain=0.1 + 0.2,
         cache_bytes=12345,
         mixed="group",
-        fast=False,
+        kernels="formula",
     )
     default = rkr.Options()
     assert all(getattr(options, name) != getattr(default, name) for name in options.to_json())
@@ -1199,6 +1199,7 @@ WRONG_INDEXES: dict[str, Callable[[Any], Any]] = {
     "include nothing": put_option(include=[]),
     "include null": put_option(include=None),
     "fast a text": put_option(fast="yes"),
+    "kernels unknown": put_option(kernels="quick"),
     "gain a text": put_option(init_gain="1"),
     "cache null": put_option(cache_bytes=None),
     "cache a fraction": put_option(cache_bytes=0.5),

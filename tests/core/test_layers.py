@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import rkr
-from rkr.core import kernels
+from rkr.core import kernels, ways
 
 TOLERANCE = 1e-12
 CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -138,7 +138,8 @@ def laid_out(x: Tensor, channels_last: bool) -> Tensor:
 
 def with_task(network: nn.Module, base: bool, scale: float = 1.0, **options: Any) -> rkr.RectifiedModel:
     """A model whose task in use has random factors; `base` is OPEN or FROZEN."""
-    model = rkr.rectify(network, **options)
+    kernels = "factored" if options.pop("fast", True) else "formula"  # layer by layer; groups: test_ways.py
+    model = rkr.rectify(network, kernels=kernels, **options)
     model.add_task("first")
     if base is FROZEN:
         model.add_task("second")
@@ -154,7 +155,7 @@ def factored_everywhere() -> Iterator[mock.Mock]:
     """Small shapes take the factored path too. Yields a mock that counts its calls."""
     apply = kernels.FactoredConv2d.apply
     with (
-        mock.patch.object(kernels, "factored_pays", return_value=True),
+        mock.patch.object(ways, "factored_pays", return_value=True),
         mock.patch.object(kernels.FactoredConv2d, "apply", side_effect=apply) as spy,
     ):
         yield spy

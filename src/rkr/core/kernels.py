@@ -23,18 +23,6 @@ from torch.autograd.function import once_differentiable
 
 from rkr.core.rectification import rectified_weight
 
-# The factored gradients are faster if the full weight gradient is at least this many times larger than the factors.
-# Measured: slower for first layers with 3 input channels, faster for 16 channels, 3x3 kernels and rank 2 (ratio 12).
-FACTORED_MIN_RATIO = 10
-
-
-def factored_pays(weight: torch.Size, rank: int | None) -> bool:
-    """Whether a convolution should form the gradients of LM and RM without the full weight gradient."""
-    outputs, inputs, height, width = weight
-    factors = (rank or 1) * (width * inputs + height * outputs)
-    return outputs * inputs * height * width >= FACTORED_MIN_RATIO * factors
-
-
 Pair = tuple[int, int]
 
 

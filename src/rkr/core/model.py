@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, overload
 
 import torch
@@ -23,6 +23,7 @@ from rkr.core.find import find_layers
 from rkr.core.index import Changes
 from rkr.core.infer import FALSE_ALARMS, Rule
 from rkr.core.options import Options
+from rkr.core.passes import Passes
 from rkr.core.rowwise import is_rowwise
 from rkr.core.state import Active, MergeCache, TaskState, clone_state, version_key
 from rkr.core.table import TaskTable
@@ -115,6 +116,7 @@ class RectifiedModel(nn.Module):
         self.layers: Sequence[TargetLayer] = layers
         self.tensors = Tensors(network, layers)
         self.replicas = Replicas()
+        self.passes = Passes()
         self._base_at_start: Any = None  # version of the base when the task that trains it was added
         self.user_requires_grad = {n: p.requires_grad for n, p in network.named_parameters()}
         self._base_known: tuple[Any, str] | None = None  # checksums and fingerprint of the base at the last check
@@ -292,7 +294,7 @@ class RectifiedModel(nn.Module):
         if labels is not None:
             kwargs["labels"] = labels
         try:
-            with self.replicas.one_at_a_time(), self._as_when_frozen():
+            with self.replicas.one_at_a_time(), nullcontext() if self._is_frozen() else self._as_when_frozen():
                 if tasks is not None:
                     return mixed.run(self, args, kwargs, tasks)
                 return self.run(args, kwargs, self.active.require())
@@ -490,13 +492,18 @@ class RectifiedModel(nn.Module):
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any], task: TaskState | None) -> Any:
         """One pass of the network as the update runs it. `task` is None for a mixed batch."""
-        with lent_buffers(self.layers):
-            if "labels" not in kwargs:
-                return self.update.run(self.network, args, kwargs, task)
-            if self._counting is None:
-                self._counting = counting(self.network)
-            with with_classes(self._counting, task):
-                return self.update.run(self.network, args, kwargs, task)
+        active = self.active
+        active.ready = None if torch.compiler.is_compiling() else self.passes.prepare(self, task, args, kwargs)
+        try:
+            with lent_buffers(self.layers):
+                if "labels" not in kwargs:
+                    return self.update.run(self.network, args, kwargs, task)
+                if self._counting is None:
+                    self._counting = counting(self.network)
+                with with_classes(self._counting, task):
+                    return self.update.run(self.network, args, kwargs, task)
+        finally:
+            active.ready = None
 
     def restore_tasks(self, tasks: Sequence[TaskState]) -> None:
         """Take over the tasks of a saved model whose base was being trained, its own normalisation included."""
@@ -537,15 +544,17 @@ class RectifiedModel(nn.Module):
             raise UsageError(f'init must be "previous", "random" or the name of a task, not {init!r}; tasks: {known}')
         return self.tasks[init]
 
+    def _is_frozen(self) -> bool:
+        """Whether a pass computes as it will after the base is frozen. A compiled graph cannot see to it."""
+        return self.base_frozen or torch.is_grad_enabled() or torch.compiler.is_compiling()
+
     @contextmanager
     def _as_when_frozen(self) -> Iterator[None]:
         """Without gradients, compute exactly as after the base is frozen.
 
         torch chooses some kernels by `requires_grad`, even under no_grad, so the last bits could differ.
         """
-        shared = []
-        if not self.base_frozen and not torch.is_grad_enabled():
-            shared = [p for p in self.network.parameters() if p.requires_grad]
+        shared = [p for p in self.network.parameters() if p.requires_grad]
         try:
             for p in shared:
                 p.requires_grad_(False)

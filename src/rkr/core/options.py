@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from rkr import validation
 
@@ -62,8 +62,12 @@ class Options(validation.Options):
             one pass, each layer applies each sample's own factors, if it is proved that each sample's output
             depends on that sample alone (`rowwise.py`), otherwise ``"group"``. ``"auto"``: ``"layer"`` for networks
             made mostly of linear layers, where it is faster. The two agree up to rounding.
-        fast: ``False`` computes the paper's formula literally, for debugging and for derivatives of
-            derivatives, which the fast kernels do not have.
+        kernels: How layers compute. ``"factored"``: layer by layer, without the gradient of the whole weight; the
+            least arithmetic. ``"grouped"``: a training step merges the weights of all layers of one shape at once; the
+            fewest calls. ``"formula"``: the paper's formula in plain operations, for debugging and for derivatives of
+            derivatives, which the others do not have. ``"auto"``: grouped on accelerators and for small weights and
+            batches on CPUs, else factored (`ways.py`). They agree up to rounding. Files of earlier versions say
+            ``fast``: ``False`` stands for ``"formula"``.
     """
 
     rank: Positive = 2
@@ -79,7 +83,17 @@ class Options(validation.Options):
     init_gain: Annotated[float, Field(gt=0)] = 1.0
     cache_bytes: Annotated[int, Field(ge=0), BeforeValidator(whole)] = 1 << 30
     mixed: Literal["auto", "group", "layer"] = "auto"
-    fast: bool = True
+    kernels: Literal["auto", "factored", "grouped", "formula"] = "auto"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_fast(cls, values: Any) -> Any:
+        """What earlier versions called `fast`."""
+        if isinstance(values, dict) and isinstance(values.get("fast"), bool):
+            values = dict(values)
+            if not values.pop("fast"):
+                values["kernels"] = "formula"
+        return values
 
     def selects(self, path: str) -> bool:
         """Whether the layer at `path` passes the include and exclude patterns."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import is_
 from threading import RLock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -110,6 +111,7 @@ class Active:
     mixed: MixedBatch | None = None
     base_frozen: bool = False  # whether the base is fixed permanently
     cache: MergeCache = field(default_factory=lambda: MergeCache(0))
+    ready: Ready | None = None  # merged weights for the pass that is running
 
     def require(self) -> TaskState:
         """The task in use."""
@@ -123,8 +125,58 @@ class Active:
         Training code may write to `.data`, which version counters do not record.
         """
         task = self.require()
-        self.cache.drop(task)
+        if not torch.compiler.is_compiling():
+            self.cache.drop(task)
         return task
+
+
+def saved_tensor_hooks() -> Any:
+    """The hooks under which autograd saves tensors now. Gradient checkpointing has its own for each segment."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+@dataclass(eq=False)
+class Ready:
+    """Merged weights and biases that layers use during one pass without checking anything.
+
+    Attributes:
+        weights: By the layer's path; of layers whose weight is packed for an input, by path and the input's shape.
+        hooks: Of weights with gradients: the hooks under which they were made. A checkpointed segment, which runs
+            under others, makes its own weights, because they must be made again when it runs again.
+        packs: Whether weights may be packed: see `Adapter.packing`. Of weights without gradients.
+    """
+
+    weights: dict[Any, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
+    hooks: Any = None
+    packs: Any = None
+    cached: bool = False
+    sources: list[Tensor | None] = field(default_factory=list)
+    versions: list[Any] = field(default_factory=list)
+    made: list[tuple[Tensor, int]] = field(default_factory=list)
+
+    def find(self, key: Any) -> tuple[Tensor, Tensor | None] | None:
+        """A layer's merged weight and bias."""
+        if not self.cached and saved_tensor_hooks() != self.hooks:
+            return None
+        return self.weights.get(key)
+
+    def put(self, key: Any, found: tuple[Tensor, Tensor | None]) -> None:
+        """Keep merged tensors from the cache for the next passes."""
+        if len(self.weights) < READY_ENTRIES:
+            self.weights[key] = found
+            self.made += [(t, t._version) for t in found if t is not None]
+
+    def is_valid(self, sources: Sequence[Tensor | None], packs: Any) -> bool:
+        """Whether the weights are still those of these tensors."""
+        return (
+            packs == self.packs
+            and all(map(is_, sources, self.sources))
+            and [t is None or (t._version, t.data_ptr()) for t in sources] == self.versions
+            and all(t._version == version for t, version in self.made)
+        )
+
+
+READY_ENTRIES = 1 << 14
 
 
 class _Entry(NamedTuple):
@@ -145,6 +197,7 @@ class MergeCache:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._entries: OrderedDict[TaskState, dict[Hashable, _Entry]] = OrderedDict()
+        self._ready: dict[TaskState, Ready] = {}
         self._bytes = 0
         self._lock = RLock()  # several threads may answer at once: see `views.py`
 
@@ -192,6 +245,20 @@ class MergeCache:
             while self._bytes > self.limit and len(self._entries) > 1:
                 self.drop(next(iter(self._entries)))
 
+    def ready(self, task: TaskState, sources: list[Tensor | None], packs: Any) -> Ready | None:
+        """A task's merged weights for a pass without gradients, if none of the tensors they are made from has changed.
+
+        Else an empty one, which the layers fill. None if changes cannot be seen: tensors of the inference mode.
+        """
+        try:
+            found = self._ready.get(task)
+            if found is None or not found.is_valid(sources, packs):
+                versions = [t is None or (t._version, t.data_ptr()) for t in sources]
+                found = self._ready[task] = Ready(packs=packs, cached=True, sources=sources, versions=versions)
+        except RuntimeError:
+            return None
+        return found
+
     def touch(self, task: TaskState) -> None:
         """Mark a task as used now."""
         with self._lock:
@@ -201,12 +268,14 @@ class MergeCache:
     def drop(self, task: TaskState) -> None:
         """Drop one task's merged weights."""
         with self._lock:
+            self._ready.pop(task, None)
             self._bytes -= sum(map(_size, self._entries.pop(task, {}).values()))
 
     def clear(self) -> None:
         """Drop everything."""
         with self._lock:
             self._entries.clear()
+            self._ready.clear()
             self._bytes = 0
 
     def __deepcopy__(self, memo: Mapping[int, Any]) -> MergeCache:

@@ -89,7 +89,7 @@ class Replicas:
 @torch.inference_mode(False)
 def replica_of(model: RectifiedModel) -> RectifiedModel:
     """A model with modules of its own and the same tensors, in evaluation mode."""
-    active = dataclasses.replace(model.active, task=None, mixed=None)
+    active = dataclasses.replace(model.active, task=None, mixed=None, ready=None)
     parameters = list(model.network.parameters())
     shared: list[Any] = [model.tasks, model.update, model.stored, active.cache, *model.network.buffers()]
     shared += [t for layer in model.layers for t in layer.buffers.tensors()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from rkr.core import Options, load
+from rkr.core import Options, load, ways
 from rkr.methods.learner import MakeNetwork
 from rkr.methods.shared.changed import Changed
 from rkr.registry import register
@@ -49,6 +49,11 @@ class Rkr(Changed):
 
     def __init__(self, make: MakeNetwork, head: str, *, init: str = "previous", **options: Any) -> None:
         super().__init__(make, head, options=Options.from_json(options), init=init)
+
+    def notes(self) -> dict[str, Any]:
+        """How layers compute: options and device decide."""
+        device = next(self.model.network.parameters()).device
+        return {**super().notes(), **ways.described(self.model.options.kernels, device)}
 
     def export(self, folder: Any) -> None:
         """A model folder for `rkr.load`, one file a task."""

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from rkr.core import kernels
+from rkr.core import kernels, ways
 from rkr.core.buffers import SharedBuffers
 from rkr.core.options import Options
 from rkr.core.portable import LowRank, Portable, PortableByWeight, Tasks
 from rkr.core.rectification import formula, lm_std
-from rkr.core.state import Active, TaskState, is_statistic
+from rkr.core.state import Active, Ready, TaskState, is_statistic
 from rkr.core.updates import LayerUpdate, Rectification
 from rkr.errors import UsageError
 
@@ -41,6 +41,11 @@ def autocasts(device: torch.device) -> bool:
 def needs_grad(*tensors: Tensor | None) -> bool:
     """Whether autograd must record what is computed from these tensors."""
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def is_channels_last(x: Tensor) -> bool:
+    """Whether a tensor is in channels_last and in no other order."""
+    return not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
 
 
 class TargetLayer:
@@ -245,6 +250,9 @@ class Adapter(TargetLayer):
     same_methods: ClassVar[tuple[str, ...]] = ("forward",)
     """Methods that a subclass of the registered class must not override, or `apply` would not be what it computes."""
 
+    groups: ClassVar[bool] = True
+    """Whether a training step may make the layer's whole weight."""
+
     convolves: ClassVar[bool] = False
     """Whether the layer is a convolution."""
 
@@ -335,18 +343,24 @@ class Adapter(TargetLayer):
         the form that it returns.
         """
         w, b = self.weight, self.bias
+        ready = self.active.ready
+        if ready is not None and not ready.cached:
+            made = ready.find(self.path)
+            if made is not None:
+                return made
         if autocasts(w.device):  # weights are merged in full precision, so that the cache serves every precision
             with torch.autocast(w.device.type, enabled=False):
                 return self.merged(task, pack)
         lm, rm, f = self.factors(task)
         fast, layout = not self.by_formula(), self.options.layout
         if needs_grad(w, b, lm, rm, f):
-            self.active.cache.drop(task)
+            if not torch.compiler.is_compiling():
+                self.active.cache.drop(task)
             if fast and layout == "axes":
                 weight = self.stored(kernels.merged_weight(self.canonical(w), lm, rm, f))
                 return weight, self.update.bias(self, task)
             return self.update.weight(self, task), self.update.bias(self, task)
-        if torch._C._are_functorch_transforms_active():
+        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
             return self.update.weight(self, task), self.update.bias(self, task)
         cache, sources = self.active.cache, (w, b, lm, rm, f)
         place = self.path if pack is None else (self.path, "packed")  # the same in replicas
@@ -384,13 +398,22 @@ class Adapter(TargetLayer):
         return self.apply is not None and all(same)
 
     def by_formula(self) -> bool:
-        """Whether to compute by plain operations: by the options, or inside torch.func's transforms (vmap, grad)."""
-        return not self.options.fast or torch._C._are_functorch_transforms_active()
+        """Whether to compute by plain operations: see `ways.py`."""
+        return ways.by_formula(self.options.kernels)
+
+    @property
+    def can_group(self) -> bool:
+        """Whether merged weights for a training step can be made together with those of other layers."""
+        return self.groups and (self.options.layout == "axes" or self.weight.dim() == 2)
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The layer's output for the task in use."""
-        self.check_input(input)
         active = self.active
+        if active.ready is not None:
+            found = self._ready(active.ready, input)
+            if found is not None:
+                return self.apply(input, *found, *args, **kwargs)  # type: ignore[misc]
+        self.check_input(input)
         if not self.rectified:
             return self._updated(input)
         if active.mixed is not None:
@@ -403,6 +426,22 @@ class Adapter(TargetLayer):
             if y is not None:
                 return y
         return self.infer(input, active.task, *args, **kwargs)
+
+    def _ready(self, ready: Ready, input: Tensor) -> tuple[Tensor, Tensor | None] | None:
+        """The merged weight and bias that are ready for this pass and input."""
+        packs = ready.packs is not None and input.dim() == 4 and self.convolves and is_channels_last(input)
+        key = (self.path, input.shape) if packs else self.path
+        found = ready.find(key)
+        if found is None:
+            if not ready.cached or self.active.task is None:
+                return None
+            self.check_input(input)
+            found = self.merged(self.active.task, self.packing(input) if packs else None)
+            ready.put(key, found)
+        weight = found[0]
+        if input.dtype is not weight.dtype or input.device != weight.device:
+            self.check_input(input)
+        return found
 
     def formula(
         self, input: Tensor, lm: Tensor | None, rm: Tensor | None, f: Tensor | None, *args: Any, **kwargs: Any

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from rkr.core import kernels
+from rkr.core import kernels, ways
 from rkr.core.adapters.base import Adapter, MultiplyAdds, autocasts, needs_grad
 from rkr.core.options import Options
 from rkr.core.portable.conv import PortableConv
@@ -56,7 +56,7 @@ class ConvAdapter(Adapter):
         padding = self._factored_padding(input)
         if padding is None or needs_grad(w, b):
             return None
-        many = 2 * input.numel() > w.numel()
+        many = ways.merges_conv(input.numel(), w.numel())
         stride, dilation = cast("kernels.Pair", conv.stride), cast("kernels.Pair", conv.dilation)
         return kernels.factored_conv2d(input, w, b, lm, rm, f, stride, padding, dilation, many)
 
@@ -66,7 +66,7 @@ class ConvAdapter(Adapter):
         if (
             x.dim() != 4
             or weight.dim() != 4
-            or not kernels.factored_pays(weight.shape, self.rank)
+            or not ways.factored_pays(weight.shape, self.rank)
             or conv.groups != 1
             or conv.padding_mode != "zeros"
             or self.options.layout != "axes"
@@ -103,7 +103,7 @@ def convolve(conv: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) ->
     """The output of a convolution for a weight, plain or packed, and a bias."""
     if weight.is_mkldnn:
         return torch.ops.mkldnn._convolution_pointwise(x, weight, bias, *_geometry(conv), "none", [], "")
-    if _picks_pixels(conv, weight):
+    if weight.shape[-1] == 1 and _picks_pixels(conv, weight):
         mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
         x = F.pad(x, conv._reversed_padding_repeated_twice, mode)
         picked: Any = (..., *[slice(None, None, s) for s in conv.stride])

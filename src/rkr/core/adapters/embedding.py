@@ -28,6 +28,7 @@ class EmbeddingAdapter(Adapter):
     per_sample = True
     portable_layer: ClassVar[type[LowRank]] = PortableEmbedding
     module: nn.Embedding
+    groups = False  # only the rows that are looked up
 
     canonical = TransposedLinearAdapter.canonical
     stored = TransposedLinearAdapter.stored

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rkr.core import kernels
+from rkr.core import kernels, ways
 from rkr.core.adapters.base import Adapter, MultiplyAdds, autocasts, first_input
 from rkr.core.portable.linear import PortableLinear
 
@@ -33,7 +33,7 @@ class LinearAdapter(Adapter):
         weight = self.weight
         if autocasts(input.device):
             return self.formula(input, lm, rm, f)
-        many = input.numel() > 2 * weight.numel()
+        many = ways.merges_linear(input.numel(), weight.numel())
         return kernels.factored_linear(input, self.canonical(weight), self.bias, lm, rm, f, many)
 
     def mixed(self, batch: MixedBatch, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -1,0 +1,91 @@
+"""What is done once for a pass of the network, instead of in each layer: checking or making merged weights.
+
+Layers take their weights from `Active.ready`. If there is none (a call of the network or a part of it without the
+model, a compiled graph, a transform of torch.func), each layer makes its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rkr.core import ways
+from rkr.core.adapters import Adapter
+from rkr.core.adapters.base import autocasts
+from rkr.core.grouped import Plan
+from rkr.core.state import Ready, TaskState, saved_tensor_hooks
+
+if TYPE_CHECKING:
+    from rkr.core.model import RectifiedModel
+
+
+class Passes:
+    """Prepares passes of one model, and keeps what serves many of them."""
+
+    def __init__(self) -> None:
+        self._plans: tuple[Any, list[Plan]] = None, []
+
+    def prepare(
+        self, model: RectifiedModel, task: TaskState | None, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Ready | None:
+        """Merged weights for a pass: cached ones without gradients, new ones for a training step of grouped layers."""
+        if task is None or not model.is_rectification or ways.by_formula(model.options.kernels):
+            return None
+        if not torch.is_grad_enabled():
+            return model.active.cache.ready(task, _sources(model, task), _packs(model.weight_layers()[0].weight))
+        if not model.training:
+            return None
+        layers = model.weight_layers()
+        device = layers[0].weight.device
+        largest = ways.largest_grouped(model.options.kernels, device, _samples(args, kwargs))
+        if not largest:
+            return None
+        model.active.cache.drop(task)
+        ready = Ready(hooks=saved_tensor_hooks())
+        for plan in self._planned(layers, largest):
+            ready.weights |= plan.merged(task)
+        return ready
+
+    def _planned(self, layers: Sequence[Adapter], largest: float) -> list[Plan]:
+        """The layers in groups, by device and type."""
+        chosen = [x for x in layers if x.can_group and x.weight.numel() <= largest]
+        key = tuple((id(x), w.device, w.dtype, w.stride()) for x in chosen for w in (x.weight,))
+        if key != self._plans[0]:
+            kinds: dict[Any, list[Adapter]] = {}
+            for x in chosen:
+                kinds.setdefault((x.weight.device, x.weight.dtype), []).append(x)
+            self._plans = key, [Plan(same) for same in kinds.values()]
+        return self._plans[1]
+
+    def __deepcopy__(self, memo: Any) -> Passes:
+        return Passes()
+
+    def __reduce__(self) -> tuple[type[Passes], tuple[()]]:
+        return Passes, ()
+
+
+def _sources(model: RectifiedModel, task: TaskState) -> list[Tensor | None]:
+    """All tensors that merged weights are made from."""
+    get = task._parameters.get
+    return [
+        t
+        for x in model.weight_layers()
+        for p in (x.module._parameters,)
+        for t in (p[x.weight_name], p.get(x.bias_name), get(x.lm), get(x.rm), get(x.f))
+    ]
+
+
+def _packs(weight: Tensor) -> Any:
+    """What decides, besides a layer's input, whether weights are kept in oneDNN's order; None if they never are."""
+    if weight.device.type != "cpu" or autocasts(weight.device) or weight.dtype is not torch.float32:
+        return None
+    return torch._C._get_mkldnn_enabled(), torch.get_num_threads()
+
+
+def _samples(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """The first dimension of a pass's first tensor."""
+    found = (value.shape[0] for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.dim())
+    return next(found, 1)
