@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 import rkr
 from rkr.data import ZeroShotSource, load_xlsa17
+from rkr.data.measures import harmonic_mean, unseen_and_seen
 from rkr.errors import RkrError
 from rkr.experiment.results import read_result
-from rkr.measures import harmonic_mean, unseen_and_seen
 from rkr.methods.zeroshot.classifier import train_classifier
 from rkr.methods.zeroshot.learner import ZeroShot
 

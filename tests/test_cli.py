@@ -141,7 +141,7 @@ def test_cost_of_zero_shot_methods(command: Command, method: str, percent: str) 
     [
         (
             ("lenett",),
-            "rkr: name: no network is called 'lenett'; did you mean 'lenet'? Choose one of cada-vae, digits-net,",
+            "rkr: no network is called 'lenett'; did you mean 'lenet'? Choose one of cada-vae, digits-net,",
         ),
         (("lenet", "--rank", "0"), "rkr: rank must be at least 1, not 0"),
         (("lenet", "--tasks", "3"), "rkr: --tasks: 100 classes cannot be divided into 3 tasks of equal size"),
@@ -366,7 +366,7 @@ def test_as_a_process() -> None:
     )
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.startswith("rkr: name: no network is called 'nothing'")
+    assert done.stderr.startswith("rkr: no network is called 'nothing'")
     assert "Traceback" not in done.stderr
 
 
@@ -383,7 +383,7 @@ def test_a_method_is_listed_with_all_its_options(command: Command) -> None:
     assert out.rstrip() == (Path(recipes.__file__).parent / "digits.toml").read_text().rstrip()
     code, _, err = command("list", "ewcc")
     assert code == 2
-    assert err.startswith("rkr: no method, recipe, network or data set 'ewcc'; did you mean 'ewc'?")
+    assert err.startswith("rkr: no method, recipe, network or dataset 'ewcc'; did you mean 'ewc'?")
 
 
 def test_every_option_of_every_method_is_explained() -> None:

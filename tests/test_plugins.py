@@ -193,6 +193,24 @@ def test_cost(command: Command, names: dict[str, str]) -> None:
     assert (task["rectification"], task["scale"], task["head"]) == (2 * (30 + 16), 16, 16 * 2 + 2)
 
 
+def test_cost_of_a_network_whose_head_has_another_name(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "heads.py").write_text(
+        "from torch import nn\n"
+        "def build(): return nn.Sequential(nn.Flatten(), nn.Linear(30, 8), nn.ReLU(), nn.Linear(8, 6))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ("cost", "heads:build", "--tasks", "2")
+    for method in ("rkr", "finetune"):
+        said = "rkr: --head: heads:build has no linear layer 'fc'; choose one of 1, 3\n"
+        assert command(*words, "--method", method) == (2, "", said)
+    code, out, _ = command(*words, "--head", "3", "--json")
+    task = json.loads(out)["tasks"][0]
+    assert (code, task["rectification"], task["scale"], task["head"]) == (0, 2 * (30 + 8), 8, 3 * 8 + 3)
+    assert command("list", "heads:build")[1] == "heads:build: [from heads:build]\n\nIt has no options.\n"
+
+
 @pytest.mark.usefixtures("installed")
 def test_tune(command: Command, tmp_path: Path) -> None:
     path = recipe(tmp_path, DOTTED)
@@ -398,10 +416,17 @@ class Finetune2(Finetune):
             {"classifier.1": "classifier"},
             "network.head: own:build has no linear layer 'classifier'; choose one of 1",
         ),
+        ({"network": "own.build"}, {}, "network.name: no network is called 'own.build'; did you mean 'own:build'?"),
+        (
+            {"source": "own:load"},
+            {"per_class = 12": "names = 12"},
+            "stream.options.names: must be a list in brackets, not 12",
+        ),
         (
             {"source": "own:load"},
             {"per_class": "per_clas"},
-            "stream.options.per_clas: own:load has no such option; did you mean 'per_class'? Choose one of per_class",
+            "stream.options.per_clas: own:load has no such option; did you mean 'per_class'? Choose one of per_class, "
+            "names",
         ),
     ],
 )
@@ -411,7 +436,7 @@ def test_messages(tmp_path: Path, names: dict[str, str], changes: dict[str, str]
         "def build(hidden: int = 3): return nn.Sequential(nn.Flatten()).append(nn.Linear(30, hidden))\n"
         "def text(hidden=3): return 'network'\n"
         "def fails(hidden=3): raise RuntimeError('no such file')\n"
-        "def load(per_class: int = 3): return {}\n"
+        "def load(per_class: int = 3, names: list[str] = ()): return {}\n"
     )
     install(tmp_path)
     sys.path.append(str(tmp_path))

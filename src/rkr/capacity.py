@@ -29,7 +29,7 @@ class Capacity:
         network: Parameters of the plain network: 100 %.
         bytes: Memory of these, with heads and statistics.
         multiply_adds: For one sample of the last task; None if unknown.
-        further: Numbers that are kept besides to go on learning: anchors, importances, samples; None if unknown.
+        further: Numbers that are kept in addition to go on learning: anchors, importances, samples; None if unknown.
         further_bytes: Their memory.
     """
 
@@ -59,7 +59,7 @@ class Capacity:
         return 100 * parameters / max(self.network, 1)
 
     def keeping(self, tensors: Iterable[Tensor] = (), sample_bytes: int = 0) -> Capacity:
-        """The same with what is kept besides to go on learning: tensors, and stored samples."""
+        """The same, with what is kept in addition to go on learning: tensors and stored samples."""
         kept = list(tensors)
         numbers = sum(t.numel() for t in kept) + sample_bytes // 4
         size = sum(t.nbytes for t in kept) + sample_bytes
@@ -76,5 +76,5 @@ class Capacity:
 
     @classmethod
     def from_json(cls, parameters: int, percent: float, bytes: int, multiply_adds: int | None) -> Capacity:
-        """From `to_json`, what is kept to go on learning not being known. Rounding recovers the network's size."""
+        """From `to_json` of a record without the cost of further learning. Rounding recovers the network's size."""
         return cls(parameters, round(100 * parameters / percent), bytes, multiply_adds, None, None)

@@ -5,8 +5,8 @@ Inside the package each is one file with a decorator:
     @register.method("ewc", "Fisher-weighted penalty", citation="Kirkpatrick et al., PNAS 2017")
     class Ewc(Learner): ...
 
-The files of a room are searched for such lines and are only imported when an entry is used, so names and descriptions
-are known without torch. Arguments of these decorators must therefore be literals.
+Names and descriptions are read from the source of these files, which are imported only when an entry is used. So
+listing them does not need torch, and the arguments of these decorators must be literals.
 
 Outside the package there are three ways:
 
@@ -46,7 +46,7 @@ SETTINGS = ("images", "zero-shot")
 IN_WORDS = {"images": "images", "zero-shot": "zero-shot tasks"}
 
 PACKAGE = Path(__file__).parent
-NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]*")  # it names folders, and is listed between commas
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]*")  # names become folders, and are separated by commas
 
 DECLARED = re.compile(r"^(@register\.[\s\S]*?)^(?:class|def) (\w+)", re.MULTILINE)
 
@@ -66,7 +66,7 @@ class Entry:
         description: One line.
         name: How it is called in recipes and commands.
         citation: Where it was published.
-        origin: What brings it: a distribution and its version, or a dotted name; "" for this package.
+        origin: Where it comes from: a distribution and its version, or a dotted name; "" for this package.
     """
 
     target: Any
@@ -86,7 +86,7 @@ class Entry:
 
     @cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:
-        """The parameters of the target that a recipe may set: not those whose defaults cannot stand in a file."""
+        """The parameters of the target that a recipe may set: those whose defaults can be written to a TOML file."""
         from rkr.validation import is_plain, parameters_of  # imports pydantic
 
         known = parameters_of(self.object, self.not_options)
@@ -109,7 +109,10 @@ class Entry:
     def wrong_option(
         self, given: Mapping[str, Any], leave_out: Sequence[str] = (), beside: Sequence[str] = ()
     ) -> tuple[str, str] | None:
-        """The first option with a wrong name or value, and what is wrong with it. `beside`: other keys at its place."""
+        """The first option with a wrong name or value, and what is wrong.
+
+        `beside` names other keys that are allowed there.
+        """
         from rkr.validation import choose, wrong
 
         known = [name for name in self.options if name not in leave_out]
@@ -123,7 +126,7 @@ class Entry:
         return found
 
     def call(self, **options: Any) -> Any:
-        """What the target returns. If a plug-in fails, UsageError says how."""
+        """Call the target. If a plug-in fails, raise UsageError with the reason."""
         try:
             return self.object(**options)
         except Exception as error:
@@ -133,9 +136,10 @@ class Entry:
 
     @property
     def summary(self) -> str:
-        """The description, with what it rests on and where it comes from."""
-        cited = f" ({self.citation})" if self.citation else ""
-        return f"{self.description}{cited}" + (f" [from {self.origin}]" if self.origin else "")
+        """The description, with citation and origin."""
+        cited = f"({self.citation})" if self.citation else ""
+        origin = f"[from {self.origin}]" if self.origin else ""
+        return " ".join(filter(None, [self.description, cited, origin]))
 
     @classmethod
     def check(cls, made: Any, name: str) -> None:
@@ -150,7 +154,7 @@ class Method(Entry):
 
     Attributes:
         preset: Options that differ from the defaults.
-        search: Options that say how much is searched, as its authors set them. Tables mark runs with smaller values.
+        search: Search budgets as its authors set them, by option. Tables mark runs with smaller values.
     """
 
     preset: Mapping[str, Any] = field(default_factory=dict)
@@ -176,7 +180,7 @@ class Method(Entry):
         return {**known, **self.preset}
 
     def build(self, make: Callable[[], Any], head: str, **options: Any) -> Any:
-        """A learner that has seen nothing yet. `make` is a function, as some methods need several networks."""
+        """A new learner. `make` is a function, because some methods need several networks."""
         from rkr.validation import plain, sentence
 
         if _is_module(make):
@@ -199,7 +203,7 @@ class Network(Entry):
     """A function or class that builds an `nn.Module`.
 
     Attributes:
-        head: Name of the classification layer, where a recipe names no other.
+        head: Default name of the classification layer.
     """
 
     head: str = "fc"
@@ -222,9 +226,10 @@ class Dataset(Entry):
 
     Attributes:
         classes: Number of classes; None if it is only known when the data are read.
-        shape: Of a sample; None if it is only known when the data are read. A text stands for an option's value.
-        files: Where it may lie in a dataset directory; any one of them will do.
-        without: What happens, or what to do, if none of the files is there.
+        shape: Shape of a sample; None if it is only known when the data are read. A string is the name of an option
+            whose value is used.
+        files: Paths in a dataset directory, any one of which is enough.
+        without: What happens, or what you can do, if none of these files exists.
         in_files: Whether images are read from their files in training, unless the option `resident` is set.
     """
 
@@ -267,7 +272,7 @@ class Names(Mapping[str, E], Generic[E]):
 
     Args:
         entry: The class of entries.
-        folder: The room whose files declare those of the package.
+        folder: The folder whose files declare the package's own entries.
         setting: The setting that methods are for.
     """
 
@@ -276,9 +281,9 @@ class Names(Mapping[str, E], Generic[E]):
         self._others: dict[str, E] = {}  # of plug-ins, and by dotted name
 
     @property
-    def what(self) -> str:
-        """The kind in words."""
-        return {"dataset": "data set"}.get(self._entry.kind, self._entry.kind)
+    def kind(self) -> str:
+        """What the entries are: "method", "network" or "dataset"."""
+        return self._entry.kind
 
     @cached_property
     def _own(self) -> dict[str, E]:
@@ -399,7 +404,7 @@ class Register:
             description: One line. Default: the first line of the docstring.
             citation: Where it was published.
             preset: Options that differ from the defaults. A class may have several names with different presets.
-            search: Options that say how much is searched, as its authors set them: tables mark runs with less.
+            search: Search budgets as its authors set them, by option. Tables mark runs with smaller values.
         """
 
         def add(made: T) -> T:
@@ -410,7 +415,10 @@ class Register:
         return add
 
     def network(self, name: str, description: str = "", *, citation: str = "", head: str = "fc") -> Callable[[T], T]:
-        """Register a function or class that builds a network; recipes set its parameters. `head` is its last layer."""
+        """Register a function or class that builds a network; recipes set its parameters.
+
+        `head` names its last layer.
+        """
         return lambda made: self._add(networks, Network, made, name, description, citation, head=head)
 
     def dataset(
@@ -485,7 +493,7 @@ def _load_entry_points(kind: str) -> None:
 
 
 def _add_entry_point(kind: str, point: EntryPoint, made: Any) -> None:
-    """Register what an entry point names, unless its own decorators have done so; of a module, only they count."""
+    """Register the object of an entry point, unless its decorator has done so. Modules register by decorators only."""
     for table in _tables(kind):
         known = table._others.get(point.name)
         if known is not None and known.target is made:

@@ -1,4 +1,4 @@
-"""Checks of recipes and options, and what is wrong with them in words: the key, what may stand there, what was meant.
+"""Checks recipes and options, and explains errors: the key, the value, what is allowed and what was probably meant.
 
 All settings are pydantic models: those of recipes subclass `Settings`, options of functions and classes subclass
 `Options`, or are made from a signature by `model_of`.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Settings(BaseModel):
-    """Unknown keys are refused, types are taken as they are written, nothing changes afterwards."""
+    """Base of all settings: unknown keys are refused, types are not converted, and instances are immutable."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -48,17 +48,17 @@ class Settings(BaseModel):
 
     @classmethod
     def checked(cls, values: dict[str, Any]) -> Self:
-        """From plain values; UsageError if something is wrong with them."""
+        """Create from plain values, or raise UsageError."""
         with in_words(cls):
             return cls.model_validate(values)
 
     def with_changes(self, **changes: Any) -> Self:
-        """A copy with some values changed, and checked."""
+        """A validated copy with some values changed."""
         return type(self).checked({**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
 
 
 class Options(Settings):
-    """Options that are given as arguments: `Options(rank=2)` raises UsageError if something is wrong with them."""
+    """Options that are given as arguments: `Options(rank=0)` raises UsageError."""
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -68,14 +68,14 @@ class Options(Settings):
 
 
 def plain(value: Any) -> Any:
-    """Python's own number for one of numpy."""
+    """Convert numpy's numbers to Python's."""
     if isinstance(value, int | float) or not isinstance(value, Real):
         return value
     return int(value) if isinstance(value, Integral) else float(value)
 
 
 def is_plain(value: object) -> bool:
-    """Whether a value can stand in a TOML or JSON file."""
+    """Whether a value can be written to a TOML or JSON file."""
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and is_plain(inside) for key, inside in value.items())
     if isinstance(value, list | tuple):
@@ -111,13 +111,13 @@ def _signature(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     """The parameters with their types. Types that only type checkers import are `Any`."""
     try:
         return inspect.signature(function, eval_str=True, locals=_Names(function)).parameters
-    except Exception:  # such a type with brackets, or what else cannot be evaluated
+    except Exception:  # such a type with brackets, or another one that cannot be evaluated
         found = inspect.signature(function).parameters
         return {name: p.replace(annotation=Any) for name, p in found.items()}
 
 
 class _Names(dict[str, Any]):
-    """What names in annotations stand for."""
+    """Values of names in annotations."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class _Names(dict[str, Any]):
 def model_of(
     name: str, parameters: Mapping[str, inspect.Parameter], more: type[Options] | None = None
 ) -> type[BaseModel]:
-    """A model whose fields are parameters, and those of `more`."""
+    """A model whose fields are the parameters, and the fields of `more`."""
     types = {key: Any if p.annotation is p.empty else p.annotation for key, p in parameters.items()}
     fields: dict[str, Any] = {
         key: (types[key], ... if p.default is p.empty else p.default) for key, p in parameters.items()
@@ -143,7 +143,7 @@ def model_of(
 
 
 def wrong(model: type[BaseModel], values: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The first key with a wrong value, and what is wrong with it; None if all is well."""
+    """The first key with a wrong value, and what is wrong with it; None if all values are valid."""
     try:
         BaseModel.__init__(model.__new__(model), **values)  # raises pydantic's own error for `Options` too
     except ValidationError as error:
@@ -162,6 +162,7 @@ _KINDS = {
     "string_type": "text in quotes",
     "bool_type": "true or false",
     "tuple_type": "a list in brackets",
+    "list_type": "a list in brackets",
     "dict_type": "a table",
     "model_type": "a table",
 }
@@ -182,13 +183,13 @@ TAGS = ("<images>", "<zero-shot>")  # kinds of streams, which pydantic names amo
 
 
 def meant(given: object, allowed: Iterable[str]) -> str:
-    """A question after a typo, "; did you mean 'epochs'?", or nothing if nothing allowed is close."""
+    """A hint after a typo, "; did you mean 'epochs'?", or "" if no allowed name is close."""
     close = get_close_matches(str(given), list(allowed), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def choose(given: object, allowed: Iterable[str]) -> str:
-    """A hint and all that is allowed, to follow after what is wrong."""
+    """A hint and the allowed names, to end an error message."""
     names = list(allowed)
     hint = meant(given, names)
     return f"{hint or ';'} {'Choose' if hint else 'choose'} one of {', '.join(names)}"
@@ -201,23 +202,24 @@ def in_words(model: type[BaseModel], where: str = "") -> Iterator[None]:
         yield
     except ValidationError as error:
         key, text = first_problem(error, model)
-        more = f" ({count} more to mend)" if (count := len(_most_telling(error.errors())) - 1) else ""
+        count = len(_most_telling(error.errors())) - 1
+        more = f" ({count} more {'errors' if count > 1 else 'error'})" if count else ""
         raise UsageError(": ".join(filter(None, [where, key, text])) + more) from None
 
 
 def sentence(key: str, text: str) -> str:
-    """What is wrong with an argument, as one sentence."""
+    """An error about an argument as one sentence."""
     return f"{key} {text}" if text.startswith(("must ", "is ")) else f"{key}: {text}"
 
 
 def first_problem(error: ValidationError, model: type[BaseModel]) -> tuple[str, str]:
-    """The key of the most telling error as a user sees it, and what is wrong there."""
+    """The key of the most informative error, as a user writes it, and what is wrong."""
     found = _most_telling(error.errors(include_url=False))
     return _of_a_choice(found, model) or explained(found[0], model)
 
 
 def _most_telling(errors: list[ErrorDetails]) -> list[ErrorDetails]:
-    """Keys that do not exist come first, and what is missing because its key is misspelt is no error of its own."""
+    """Unknown keys come first. A required key that is misspelt is not reported as missing too."""
     unknown = [e for e in errors if e["type"] == "extra_forbidden"]
     others = [e for e in errors if e["type"] != "extra_forbidden"]
     misspelt = {
@@ -230,7 +232,7 @@ def _most_telling(errors: list[ErrorDetails]) -> list[ErrorDetails]:
 
 
 def explained(error: ErrorDetails, model: type[BaseModel]) -> tuple[str, str]:
-    """The key of an error as a user sees it, and what is wrong there."""
+    """The key of an error, as a user writes it, and what is wrong."""
     kind, loc, given = error["type"], error["loc"], shown(error["input"])
     context = error.get("ctx", {})
     if kind == "recipe":
@@ -264,7 +266,7 @@ def explained(error: ErrorDetails, model: type[BaseModel]) -> tuple[str, str]:
 
 
 def _of_a_choice(errors: list[ErrorDetails], model: type[BaseModel]) -> tuple[str, str] | None:
-    """What is wrong with a value that may be one of several types: pydantic has an error for each."""
+    """What is wrong with a value that may have one of several types: pydantic reports an error for each type."""
     key = errors[0]["loc"][:1]
     field = model.model_fields.get(str(*key))
     if field is None or get_origin(field.annotation) not in (Union, UnionType):
@@ -275,21 +277,21 @@ def _of_a_choice(errors: list[ErrorDetails], model: type[BaseModel]) -> tuple[st
     for e in same:
         e["loc"] = (*key, *e["loc"][2:])  # without the name of the type
     right_type = [e for e in same if len(e["loc"]) > 1 or e["type"] in (*_BOUNDS, "finite_number", "too_short")]
-    if right_type:  # of one of the types, but for something in it
+    if right_type:  # it has one of the types, but an invalid value
         return explained(right_type[0], model)
     kinds = [e["ctx"]["expected"] if e["type"] == "literal_error" else _KINDS.get(e["type"], e["msg"]) for e in same]
     return _key(key), f"must be {' or '.join(kinds)}, not {shown(same[0]['input'])}"
 
 
 def _key(loc: tuple[Any, ...]) -> str:
-    """training.epoch; entries of a list are counted from 1, as people do."""
+    """A dotted key such as training.epoch. List entries are counted from 1."""
     entries = [f" (entry {part + 1})" for part in loc if isinstance(part, int)]
     names = [str(part) for part in loc if not isinstance(part, int) and part not in TAGS]
     return ".".join(names) + "".join(entries)
 
 
 def _model_at(model: type[BaseModel], loc: tuple[Any, ...]) -> type[BaseModel]:
-    """The model that a place in a recipe is read into."""
+    """The model that validates a place in a recipe."""
     for part in loc:
         if part in TAGS:  # which of several models it was: `model` is the first of them
             continue
@@ -309,6 +311,6 @@ def _types(annotation: Any) -> list[type]:
 
 
 def shown(value: object) -> str:
-    """A value as it would stand in a TOML file, not too long."""
+    """A value as in a TOML file, shortened if it is long."""
     text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,4 +1,4 @@
-"""Zero-shot data sets: small ones in both of MATLAB's formats that are written here, and the real ones of $RKR_DATA."""
+"""Zero-shot datasets: small ones in both of MATLAB's formats that are written here, and the real ones of $RKR_DATA."""
 
 import dataclasses
 import os
@@ -40,7 +40,7 @@ def cell(strings: list[str]) -> np.ndarray:
 
 
 def content() -> Content:
-    """Both files of a data set. Dimension 0 of the features is the row, dimension 1 is constant."""
+    """Both files of a dataset. Dimension 0 of the features is the row, dimension 1 is constant."""
     random = np.random.default_rng(0)
     labels = random.permutation(np.repeat([*SEEN, *UNSEEN, 3], ROWS))
     where = {label: np.flatnonzero(labels == label) + 1 for label in range(1, 9)}

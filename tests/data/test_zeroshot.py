@@ -1,4 +1,4 @@
-"""What every zero-shot data set must be, whichever loader made it."""
+"""What every zero-shot dataset must be, whichever loader made it."""
 
 from __future__ import annotations
 

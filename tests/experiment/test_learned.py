@@ -95,7 +95,7 @@ def test_what_was_learned_so_far(run_folder_of: Callable[..., Path], monkeypatch
     assert learner.predict(torch.zeros(1, 1, 8, 8), 1).shape == (1, 2)
     lines = (folder / "results.jsonl").read_text().splitlines(keepends=True)
     (folder / "results.jsonl").write_text(lines[0])
-    with pytest.raises(rkr.UsageError, match="has learned no task yet: go on with the command that began it"):
+    with pytest.raises(rkr.UsageError, match="has learned no task yet: run its command again to resume"):
         rkr.load_learner(folder)
 
 

@@ -69,7 +69,7 @@ unseen = 20
 
 
 def put(folder: Path, seed: int) -> None:
-    """A data set of 7 classes, of which 1 and 5 are unseen, with 12 rows each."""
+    """A dataset of 7 classes, of which 1 and 5 are unseen, with 12 rows each."""
     draw = np.random.default_rng(seed)
     labels = np.repeat(np.arange(1, 8), 12)
     where = {label: np.flatnonzero(labels == label) + 1 for label in range(1, 8)}
@@ -281,7 +281,7 @@ def test_a_loaded_learner_answers_about_features_as_they_come(recipe: Path, meth
                 hits = learner.predict(learner.scaled(x[rows], number), number).argmax(1) == y[rows]
             each = [float(hits[y[rows] == label].float().mean()) for label in y[rows].unique()]
             assert np.mean(each) == pytest.approx(result.measures[key][-1][number], abs=1e-6)
-    with pytest.raises(UsageError, match="zero-shot tasks are told"):
+    with pytest.raises(UsageError, match="zero-shot tasks must be given"):
         learner.infer(x)
     assert all(task.attributes is None and task.scaling is None for task in learner.seen)
 
@@ -295,7 +295,7 @@ def test_a_model_without_its_scaling_is_not_loaded(recipe: Path) -> None:
     folder = plan.folder(plan.specs[0])
     path = folder / "model" / "learner.safetensors"
     save_file({key: value for key, value in load_file(path).items() if not key.startswith(("low_", "width_"))}, path)
-    with pytest.raises(FileError, match="cannot be read, or is not of this run"):
+    with pytest.raises(FileError, match="cannot be read, or belongs to another run"):
         rkr.load_learner(folder)
 
 

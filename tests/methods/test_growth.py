@@ -200,7 +200,7 @@ def test_dropout_follows_the_mode(mode: bool) -> None:
 
 
 def test_a_network_must_tell_the_shape_of_its_input() -> None:
-    with pytest.raises(rkr.UsageError, match="tells its `input_shape`"):
+    with pytest.raises(rkr.UsageError, match="with an attribute `input_shape`"):
         spaces_of(Net(SEEN["add"][0], shape=None))
 
 

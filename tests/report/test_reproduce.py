@@ -168,7 +168,7 @@ def test_zero_shot_tables(run_folder: Callable[..., Path], tmp_path: Path) -> No
     for order in ("fixed", "first-CUB"):
         run_folder(matrix, recipe="gzsl-first-task", method="rkr", order=order, zero_shot=True)
     rows = lines(load_exhibit("table-gzsl-first-task"), tmp_path / "runs")
-    assert len(rows) == 4 * 3 * 4  # orders, measures, data sets
+    assert len(rows) == 4 * 3 * 4  # orders, measures, datasets
     h = [line for line in rows if line.metric == "H" and line.order == "first-CUB"]
     assert [line.paper for line in h] == [52.46, 62.24, 39.08, 37.87]
     assert all(line.ours is not None and line.ours.n == 1 for line in h)

@@ -55,7 +55,7 @@ def networks(incomplete: str) -> list[str]:
 
 
 def anything(incomplete: str) -> list[str]:
-    """The name of a recipe, method, network or data set."""
+    """The name of a recipe, method, network or dataset."""
     return _starting(
         incomplete,
         [*_stems(RECIPES), *(name for kind in ("method", "network", "dataset") for name in registry.names(kind))],

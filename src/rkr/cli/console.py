@@ -36,7 +36,7 @@ def watched(json_: bool, work: Callable[[Watch], T]) -> T:
     try:
         with choose_display("json" if json_ else "auto") as watch:
             done = work(watch)
-    except KeyboardInterrupt:  # the second Ctrl-C, which does not wait for the state to be saved
+    except KeyboardInterrupt:  # the second Ctrl-C does not wait for the state to be saved
         if not json_ and not RANK:
             print(INTERRUPTED_TWICE)
         raise typer.Exit(STOPPED) from None

@@ -15,12 +15,17 @@ EXAMPLES = ("rkr cost resnet18 --rank 2", "rkr cost lenet --method pgn --tasks 5
 
 def cost(
     network: Annotated[
-        str, typer.Argument(help="Name of a network (see `rkr list`).", autocompletion=complete.networks)
+        str,
+        typer.Argument(
+            metavar="NETWORK",
+            help="Name of a network (see `rkr list`) or package.module:function.",
+            autocompletion=complete.networks,
+        ),
     ],
     method: Annotated[
         str,
         typer.Option(
-            help="Name of a method (see `rkr list`). cada-vae needs a zero-shot method.",
+            help="Name of a method (see `rkr list`) or package.module:Class. cada-vae needs a zero-shot method.",
             autocompletion=complete.method,
             rich_help_panel=WHAT,
         ),
@@ -44,10 +49,16 @@ def cost(
             "--input", help="Shape of an image, such as 3,32,32, or number of features.", rich_help_panel=WHAT
         ),
     ] = None,
+    head: Annotated[
+        str | None,
+        typer.Option(help="Name of the classification layer (default: the network's).", rich_help_panel=WHAT),
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Count the parameters, bytes and multiply-adds of a method's tasks, without training."""
     from rkr.experiment.counting import count_named
 
-    text, values = count_named(network, method, tasks, rank, classes, stem, None if input_ is None else shape(input_))
+    text, values = count_named(
+        network, method, tasks, rank, classes, stem, None if input_ is None else shape(input_), head
+    )
     print(json.dumps(values, indent=2) if json_ else text)

@@ -27,7 +27,7 @@ def evaluate(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Test a task on labelled pictures: accuracy, each class, and what is taken for what."""
+    """Test a task on labelled pictures: accuracy, accuracy per class, and which classes are confused."""
     from rkr.pictures.zoo import open_zoo
 
     found = open_zoo(model).evaluate(pictures, task)

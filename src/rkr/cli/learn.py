@@ -40,7 +40,9 @@ def learn(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Say what would happen, how long and how large; write nothing.", rich_help_panel=WHAT
+            "--dry-run",
+            help="Report what would be learned, the time and the size, and write nothing.",
+            rich_help_panel=WHAT,
         ),
     ] = False,
     backbone: Annotated[
@@ -70,8 +72,8 @@ def learn(
             rich_help_panel=SCHEDULE,
         ),
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Longest training in epochs.", rich_help_panel=SCHEDULE)] = None,
-    lr: Annotated[float | None, typer.Option(help="Highest learning rate.", rich_help_panel=SCHEDULE)] = None,
+    epochs: Annotated[int | None, typer.Option(help="Maximum number of epochs.", rich_help_panel=SCHEDULE)] = None,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate.", rich_help_panel=SCHEDULE)] = None,
     batch: Annotated[int | None, typer.Option(help="Pictures per batch.", rich_help_panel=SCHEDULE)] = None,
     patience: Annotated[
         int | None,
@@ -81,7 +83,7 @@ def learn(
         float | None,
         typer.Option(help="Share of each class for validation, without a val/ folder.", rich_help_panel=SCHEDULE),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything random.", rich_help_panel=SCHEDULE)] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all random numbers.", rich_help_panel=SCHEDULE)] = None,
     threads: Annotated[
         int | None, typer.Option(help="Threads for decoding and computing (default: all).", rich_help_panel=RESOURCES)
     ] = None,

@@ -17,7 +17,8 @@ def list_(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="A method or network, to print its options, or a recipe, to print its file.",
+            metavar="NAME",
+            help="Method, network or dataset to describe, or recipe to print (default: list all of them).",
             autocompletion=complete.anything,
         ),
     ] = None,

@@ -1,4 +1,4 @@
-"""What there is to choose from: recipes, methods, networks, data sets."""
+"""The names that commands accept: recipes, methods, networks, datasets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rkr.registry import IN_WORDS, METHODS, Entry, Method, datasets, networks
 
 
 def everything() -> dict[str, dict[str, str]]:
-    """For each kind all names, with a line for each."""
+    """All names of each kind, with a one-line description."""
     from rkr.experiment.recipes.load import titles
 
     return {
@@ -31,9 +31,9 @@ def _summaries(table: Mapping[str, Entry]) -> dict[str, str]:
 
 
 def in_words(name: str) -> str:
-    """The file of a recipe; of a method, network or data set what it is, and all its options with their values.
+    """The file of a recipe, or the description and options of a method, network or dataset.
 
-    Of a method also what `rkr tune` tries.
+    Methods also list the values that `rkr tune` tries.
     """
     from rkr.experiment.recipes.load import SHIPPED, recipe_names
 
@@ -42,7 +42,9 @@ def in_words(name: str) -> str:
     for table, section in ((networks, "[network]"), (datasets, "[stream.options]")):
         if not _is_learner(name) and name in table:
             entry: Entry = table[name]
-            lines = [f"{name}: {entry.summary}", "", inspect.getdoc(entry.object) or "", ""]
+            lines = [f"{name}: {entry.summary}", ""]
+            if text := inspect.getdoc(entry.object):
+                lines += [text, ""]
             lines.append(f"In a recipe, under {section}:" if entry.options else "It has no options.")
             lines += [f"  {key} = {json.dumps(value)}" for key, value in entry.options.items()]
             return "\n".join(lines)
@@ -50,7 +52,7 @@ def in_words(name: str) -> str:
 
 
 def options_of(name: str) -> dict[str, Any]:
-    """The settings of a recipe, the options of a network or data set, or those of a method for each setting."""
+    """The settings of a recipe, the options of a network or dataset, or those of a method for each setting."""
     from rkr.experiment.recipes import load_recipe
     from rkr.experiment.recipes.load import recipe_names
     from rkr.methods.describe import option_texts
@@ -77,7 +79,7 @@ def _is_learner(name: str) -> bool:
 
 
 def _methods(name: str) -> dict[str, Method]:
-    """The methods of a name, by the setting that they are for."""
+    """The methods with a name, by setting."""
     from rkr.experiment.recipes.load import recipe_names
     from rkr.validation import choose
 
@@ -87,7 +89,7 @@ def _methods(name: str) -> dict[str, Method]:
     found = {IN_WORDS[setting]: table[name] for setting, table in METHODS.items() if name in table}
     if not found:
         names = dict.fromkeys((*METHODS["images"], *METHODS["zero-shot"], *recipe_names(), *networks, *datasets))
-        raise UsageError(f"no method, recipe, network or data set {name!r}{choose(name, names)}")
+        raise UsageError(f"no method, recipe, network or dataset {name!r}{choose(name, names)}")
     return found
 
 

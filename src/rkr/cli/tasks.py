@@ -49,7 +49,7 @@ def tasks(
     from rkr.pictures.zoo import open_zoo
 
     if sum(option is not None for option in (show, drop, rename, copy)) > 1:
-        raise UsageError("give only one of --show, --drop, --rename and --copy")
+        raise UsageError("use only one of --show, --drop, --rename and --copy")
     if rename is not None and to is None:
         raise UsageError("--rename needs the new name: --to NAME")
     if to is not None and rename is None and copy is None:

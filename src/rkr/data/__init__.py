@@ -1,4 +1,4 @@
-"""What is learned: data sets, tasks cut from them, streams of tasks, and batches for training and evaluation."""
+"""What is learned: datasets, tasks cut from them, streams of tasks, and batches for training and evaluation."""
 
 from rkr.data.augment import Augment
 from rkr.data.batches import Batches

@@ -1,4 +1,4 @@
-"""Data sets by name: loading them, and what to do about those that are not there."""
+"""Datasets by name: loading them, and what to do about those that are not there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rkr.registry import datasets
 
 
 def load_source(name: str, data: Data = None, **options: Any) -> Source:
-    """Load a data set by name, from `data`, $RKR_DATA, the user's cache or its official address."""
+    """Load a dataset by name, from `data`, $RKR_DATA, the user's cache or its official address."""
     if name not in datasets:
         raise UsageError(f"no source {name!r}: choose one of {', '.join(datasets)}")
     known = datasets[name].options
@@ -29,7 +29,7 @@ def load_source(name: str, data: Data = None, **options: Any) -> Source:
 def missing_data(needs: Sequence[str], data: Data = None) -> str:
     """What happens for lack of sources that are not there, or what to do about it; "" if all are.
 
-    A need is a source's name, or a path such as "CUB/res101.mat" of a zero-shot data set.
+    A need is a source's name, or a path such as "CUB/res101.mat" of a zero-shot dataset.
     """
     lacks: list[str] = []
     files: list[str] = []

@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rkr.data.measures import harmonic_mean, unseen_and_seen
 from rkr.errors import UsageError
-from rkr.measures import harmonic_mean, unseen_and_seen
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,7 +290,7 @@ class Task:
     def measure(self, ranked: Tensor) -> tuple[float, ...]:
         """Compute the test metrics, in the order of `measures`, from the top-5 classes (N, 5) of each sample.
 
-        Zero-shot tasks have H, U and S (see `rkr.measures`).
+        Zero-shot tasks have H, U and S (see `rkr.data.measures`).
         """
         if not self.training.unseen:
             right = ranked == self.test.y[:, None]

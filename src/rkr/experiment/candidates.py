@@ -1,6 +1,6 @@
-"""Candidates: variants of a task of which the best is kept. Each is trained by the one loop, on a learner of its own.
+"""Candidates: variants of a task, of which the best is kept. Each is trained by the same loop, on a learner of its own.
 
-A candidate is a file of the run folder. Amid training it holds the state to go on with, afterwards what came out. What
+A candidate is a file of the run folder. During training it holds the state to resume from, afterwards the result. What
 it starts from is the state of its run, which is saved when a round begins, so any process can train it, with the same
 result: the run itself, or others that it has started.
 """
@@ -28,14 +28,14 @@ LOCK_SECONDS = 60.0  # a process whose run was killed ends after the batch at ha
 
 @dataclass(frozen=True)
 class Trained:
-    """What came out of a candidate.
+    """The result of a candidate.
 
     Attributes:
         accuracy: On the held-out samples; None if training diverged.
         learner: The trained state; None if training diverged.
-        lines: Of its epochs, as for `results.jsonl`.
-        seconds: Of training.
-        epoch_seconds: Of each epoch, of the last session.
+        lines: The lines of its epochs, as for `results.jsonl`.
+        seconds: Training time.
+        epoch_seconds: Time of each epoch, in the last session.
     """
 
     accuracy: float | None
@@ -58,7 +58,7 @@ class Tried:
 
 
 def read_trained(path: Path) -> Trained | None:
-    """What came out of a candidate, or None if it is not trained to the end."""
+    """The result of a candidate, or None if its training is not complete."""
     if not path.exists():
         return None
     found = load_state(path)
@@ -66,7 +66,7 @@ def read_trained(path: Path) -> Trained | None:
 
 
 def best_of(tried: Sequence[Tried]) -> Tried | None:
-    """The candidate with the highest score, the first of equals; None if all of them diverged."""
+    """The candidate with the highest score, the first in a tie; None if all of them diverged."""
     best = None
     for one in tried:
         if one.score > (float("-inf") if best is None else best.score):
@@ -75,7 +75,7 @@ def best_of(tried: Sequence[Tried]) -> Tried | None:
 
 
 class Candidate(Loop):
-    """Trains one candidate, from the beginning or from where it was."""
+    """Trains one candidate, from the beginning or from its last saved state."""
 
     def __init__(self, run: Loop, key: CandidateKey, watch: Watch) -> None:
         super().__init__(run.spec, run.stream, run.folder, run.fabric, watch, run.execution)
@@ -85,7 +85,7 @@ class Candidate(Loop):
         self._lines: list[dict[str, Any]] = []
 
     def train(self) -> None:
-        """Train and try it, unless that is done, and leave its file."""
+        """Train and test it, unless that is done, and write its file."""
         with self._alone():
             there = load_state(self._path) if self._path.exists() else None
             if there is None or "trained" not in there:
@@ -123,7 +123,7 @@ class Candidate(Loop):
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """One process at a time: one whose run was killed may still be at its last batch."""
+        """Lock the candidate: a process whose run was killed may still train it for a batch."""
         if not self.fabric.is_global_zero:
             self.fabric.barrier()
             yield

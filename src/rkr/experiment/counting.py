@@ -1,4 +1,4 @@
-"""What methods cost, counted without training: a learner begins the tasks, and is counted after each."""
+"""The cost of methods without training: a learner begins the tasks and is counted after each."""
 
 from __future__ import annotations
 
@@ -76,8 +76,6 @@ def count(
     if classes % tasks:
         raise UsageError(f"--tasks: {classes} classes cannot be divided into {tasks} tasks of equal size")
     if not rectifies:
-        if head is None and not zero_shot:
-            raise UsageError(f"--method: {name} needs a network with a classification layer")
         if zero_shot and "classifier" not in method.options:
             raise UsageError(f"--method: attributes decide on the size of {name}, not the network")
         after: list[Capacity] = []
@@ -132,15 +130,22 @@ def count_named(
     classes: int | None = None,
     stem: str | None = None,
     shape: tuple[int, ...] | None = None,
+    head: str | None = None,
 ) -> tuple[str, dict[str, Any]]:
     """The cost of a method's tasks on a network by name. `shape` is that of an image, or (number of features,)."""
     from rkr.experiment.recipes.settings import NetworkSettings
+    from rkr.networks.interfaces import is_aligned_vae
 
+    if network not in networks:
+        raise UsageError(f"no network is called {network!r}{choose(network, networks)}")
     arguments: dict[str, Any] = {
-        key: value for key, value in (("classes", classes), ("stem", stem)) if value is not None
+        key: value for key, value in (("classes", classes), ("stem", stem), ("head", head)) if value is not None
     }
     if shape is not None and len(shape) == 1 and network in networks and "in_features" in networks[network].options:
         arguments["in_features"] = shape[0]
     settings = NetworkSettings.checked({"name": network, **arguments})
-    head = settings.head if isinstance(dict(settings.build().named_modules()).get(settings.head), nn.Linear) else None
-    return count(method, settings.build, head, tasks, rank, shape)
+    layers = [path for path, module in settings.blank.named_modules() if isinstance(module, nn.Linear)]
+    if settings.head not in layers and (head is not None or not is_aligned_vae(settings.blank)):
+        which = f"choose one of {', '.join(layers)}" if layers else "it has none"
+        raise UsageError(f"--head: {network} has no linear layer {settings.head!r}; {which}")
+    return count(method, settings.build, settings.head if settings.head in layers else None, tasks, rank, shape)

@@ -1,4 +1,4 @@
-"""The evaluator: the only holder of test samples. Learners see them one batch at a time, without labels, to answer.
+"""The evaluator, the only owner of test samples. Learners get them batch by batch, without labels, to predict.
 
 Candidates of a task are compared here as well, on samples that are held out of training, never on those of the test.
 """
@@ -18,7 +18,7 @@ from rkr.data import Batches, Stream
 from rkr.experiment.processes import gather
 from rkr.methods import Learner
 
-BATCH = 250  # always the same, so that the same answers come bit for bit
+BATCH = 250  # constant, so that outputs are bit-identical
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Row:
 
     @property
     def main(self) -> tuple[float, ...]:
-        """The measure that counts."""
+        """The main measure."""
         return next(iter(self.measures.values()))
 
 
@@ -53,14 +53,14 @@ class Evaluator:
         ]
 
     def _own_batches(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Whole batches, dealt out to the processes: so each has the same bits however many processes there are."""
+        """Distribute whole batches over the processes, so that outputs do not depend on the number of processes."""
         batches = self._batches[number]
         first = self._fabric.global_rank
         return batches.iter_from(0, min(first, len(batches)), self._fabric.world_size)
 
     @torch.no_grad()
     def row(self, learner: Learner, learned: int) -> Row:
-        """Test the first `learned` tasks, the task given."""
+        """Test the first `learned` tasks, with the task given."""
         learner.eval()
         found, tested, proof = [], [], {}
         for number in range(learned):
@@ -97,7 +97,7 @@ class Evaluator:
 
 @torch.no_grad()
 def held_out_accuracy(learner: Learner, batches: Batches, number: int, fabric: Fabric) -> float:
-    """The share of samples that a learner classifies rightly, the task given; labels count within the task."""
+    """The accuracy of a learner with the task given; labels count within the task."""
     learner.eval()
     hits = 0
     for x, y in batches.iter_from(0, min(fabric.global_rank, len(batches)), fabric.world_size):
@@ -107,5 +107,5 @@ def held_out_accuracy(learner: Learner, batches: Batches, number: int, fabric: F
 
 
 def _in_order(shares: list[list[Any]]) -> list[Any]:
-    """What the processes have found for every n-th batch, in the order of batches."""
+    """Gather the results of every n-th batch from the processes, in the order of batches."""
     return [shares[k % len(shares)][k // len(shares)] for k in range(sum(map(len, shares)))]

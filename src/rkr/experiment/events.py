@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Event:
-    """Anything that happens. `run` says in which run: "cifar100-lenet rkr A"."""
+    """Base of all events. `run` names the run: "cifar100-lenet rkr A"."""
 
     run: str
 
@@ -25,9 +25,9 @@ class Event:
 
 @dataclass(frozen=True)
 class Started(Event):
-    """A run begins, or goes on from where it was: before epoch `epoch` (0, 1, ...) of task `number` (1, 2, ...).
+    """A run begins or is resumed before epoch `epoch` (0, 1, ...) of task `number` (1, 2, ...).
 
-    Epochs count through the phases of a task. Where all are over and the task is yet to be tested, it is the last one.
+    Epochs are counted through the phases of a task. If only the test of the task is left, it is the last epoch.
     """
 
     folder: str
@@ -41,7 +41,7 @@ class Started(Event):
 
 @dataclass(frozen=True)
 class Preparing(Event):
-    """Something is done before training, such as reading pictures."""
+    """Preparation before training, such as reading pictures."""
 
     what: str
     count: int
@@ -84,7 +84,7 @@ class EpochEnd(Event):
 
 @dataclass(frozen=True)
 class CandidateEnd(Event):
-    """A candidate of a task is trained and was tried on held-out samples of the task."""
+    """A candidate of a task is trained and tested on held-out samples of the task."""
 
     number: int
     task: str

@@ -1,4 +1,4 @@
-"""How runs are executed, as far as it does not change their results."""
+"""How runs are executed: settings that do not change results."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from rkr.errors import UsageError
 
 @dataclass(frozen=True)
 class Execution:
-    """Settings that change how fast runs are, never their results. So they are not recorded.
+    """Settings that affect only the speed of runs, so they are not recorded.
 
     Attributes:
         workers: Processes at once.
         threads: CPU threads of each process. Default: cores / workers.
-        save_minutes: Minutes between two saved states of a run.
+        save_minutes: Minutes between checkpoints of a run.
         tensorboard: Write curves for TensorBoard.
     """
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from rkr.errors import FileError
 
-LARGEST = 2**63 - 1  # of whole numbers, so that every table can hold them
+LARGEST = 2**63 - 1  # of integers, so that they fit into any table
 HUGE = 1e12  # beyond any percentage and any number of seconds
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # no part of a name
 
@@ -19,7 +19,7 @@ Row = tuple[float, ...]  # fractions; row i has the accuracy on tasks 1..i after
 
 
 class Fields:
-    """The fields of a JSON object, checked as they are taken; `where` is its place, for the message."""
+    """The fields of a JSON object, checked as they are read; `where` is its place, for messages."""
 
     def __init__(self, where: str, values: Any) -> None:
         if not isinstance(values, dict):
@@ -36,7 +36,7 @@ class Fields:
         return value if isinstance(value, str) else self._refuse(key, "text")
 
     def name(self, key: str) -> str:
-        """A text to be printed: not empty, without control characters or halves of characters."""
+        """A printable string: not empty, without control characters or lone surrogates."""
         value = self.text(key)
         if not value.strip() or UNPRINTABLE.search(value):
             self._refuse(key, "a name without control characters")
@@ -49,7 +49,7 @@ class Fields:
         return value if value <= LARGEST else self._refuse(key, f"at most {LARGEST}")
 
     def number(self, key: str) -> float:
-        """Any number; what diverged is not finite."""
+        """Any number; values of diverged runs may be infinite."""
         value = self.get(key)
         if type(value) not in (int, float):
             self._refuse(key, "a number")
@@ -99,7 +99,7 @@ class Fields:
 
 
 class Line(Fields):
-    """The fields of a line; its place is put into words only where something is wrong with it."""
+    """The fields of a line. Its place is formatted only for errors."""
 
     def __init__(self, path: Path, number: int, values: Any) -> None:
         self._path, self._number, self.values = path, number, values

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def load_learner(run: str | os.PathLike[str]) -> Learner:
-    """What a run, of any method but `ridge`, has learned so far, in evaluation mode.
+    """Load what a run has learned so far, in evaluation mode. Works for all methods but `ridge`.
 
     `learner.predict(x, number)` gives logits over the classes of task `number` (0, 1, ...); `learner.seen` has the
     names of tasks and classes. Images are normalised as in the run: "mean" and "std" of "stream" in its run.json;
@@ -47,7 +47,7 @@ def load_learner(run: str | os.PathLike[str]) -> Learner:
     if not method.learner.loadable:
         raise UsageError(f"{folder}: only methods that train a network can be loaded, not {result.method!r}")
     if not tasks:
-        raise UsageError(f"{folder} has learned no task yet: go on with the command that began it")
+        raise UsageError(f"{folder} has learned no task yet: run its command again to resume")
     with in_words(NetworkSettings, str(folder / "run.json")):
         network = NetworkSettings.model_validate(settings.get("network"))
     with warnings.catch_warnings():
@@ -63,7 +63,7 @@ def load_learner(run: str | os.PathLike[str]) -> Learner:
             learner.restore(folder / "model")
         except (OSError, KeyError, RuntimeError, SafetensorError) as error:
             why = " ".join(line.strip() for line in str(error).splitlines()[:2])
-            raise FileError(f"{folder / 'model'} cannot be read, or is not of this run: {why}") from error
+            raise FileError(f"{folder / 'model'} cannot be read, or belongs to another run: {why}") from error
     learner.seen = [replace(task, attributes=None, scaling=None) for task in learner.seen]
     return learner.eval()
 

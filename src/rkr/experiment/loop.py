@@ -1,7 +1,7 @@
-"""The one training loop: a task's phases, epochs and batches, from any position on.
+"""The training loop: phases, epochs and batches of a task, from any position.
 
-Every method, every network and every stream is trained here; whole runs (`rkr.experiment.run`) and candidates
-(`rkr.experiment.candidates`) differ only in where they keep their state and their lines.
+It trains every method, network and stream. Whole runs (`rkr.experiment.run`) and candidates
+(`rkr.experiment.candidates`) differ only in where they save states and result lines.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Interrupted(Exception):
 
 
 class Diverged(RkrError):
-    """The loss is not finite. Other runs may still succeed."""
+    """The loss is infinite or NaN. Other runs may still succeed."""
 
     exit_code = 3  # of the command
 
@@ -103,7 +103,7 @@ class Loop:
         raise NotImplementedError
 
     def _done(self, of_task: float = 0.0) -> float:
-        """The share of all training that is done, from the share of the task's training."""
+        """The completed share of all training, given that of the task's."""
         raise NotImplementedError
 
     def _enough(self) -> bool:
@@ -251,7 +251,7 @@ class Loop:
         self._learner.adopt(candidate)
 
     def _state(self, task_seconds: float) -> dict[str, Any]:
-        """Where training is, from all processes."""
+        """The position of training, from all processes."""
         sums, rng = gather(self.fabric, self._sums), gather(self.fabric, _get_rng())
         at = self._at
         return {
@@ -315,7 +315,7 @@ class Loop:
         return s.lr * phase.lr_factor * s.gamma**passed
 
     def _batches(self) -> Batches:
-        """The training samples that the learner wants, in random order and augmented."""
+        """The training samples that the learner selects, in random order and augmented."""
         spec = self.spec
         seed = derived(spec.seed, "batches", self._at.number, self._at.phase, *self._words)
         afresh = spec.training.sampling == "afresh"
@@ -328,9 +328,10 @@ class Loop:
         return [task.training.train for task in self.stream.tasks[: self._at.number + 1]]
 
     def _in_order(self, part: Samples | None = None) -> ReadSamples:
-        """A pass over a part, or over what the learner wants at that time. Keeps no reference to this run's tests.
+        """Read a part of the samples, or those that the learner selects.
 
-        All of it in every process, not a share: what learners keep of it must be the same everywhere.
+        Keeps no reference to test samples. Every process reads all of it, because what learners keep must be equal in
+        all processes.
         """
         read, learner, trainings, kept_back = self._reader(), self._learner, self._trainings(), self._kept_back
         return lambda: read(rehearsed(learner, trainings, kept_back) if part is None else part).iter_from(0)
@@ -374,7 +375,7 @@ def be_deterministic() -> None:
 
 
 def _load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load a state, its tensors in the memory layout of their parameters, which files do not keep."""
+    """Load a state. Tensors get the memory layout of their parameters, which files do not store."""
     optimizer.load_state_dict(state)
     for p, values in optimizer.state.items():
         for key, value in values.items():

@@ -1,4 +1,4 @@
-"""What a run is made with: the processor, its faults, and the commit of this package."""
+"""The environment of a run: the processor, its defects, and the commit of this package."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ TRIAL = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); torch.nn.fu
 
 
 def avoid_broken_amx() -> None:
-    """Keep torch from matrix instructions that the processor announces but does not execute.
+    """Keep torch from matrix instructions (AMX) that the processor reports but cannot execute.
 
-    Some virtual machines have such processors (AMX), and computing in bfloat16 ends the process there. To be called
-    before torch computes anything; where nothing is announced it takes no time.
+    On some virtual machines bfloat16 computations crash because of them. Call this before torch computes anything.
     """
     if ISA not in os.environ and _announced("amx_bf16") and _dies(TRIAL):
         os.environ[ISA] = "AVX512_CORE_FP16"
@@ -31,12 +30,12 @@ def _announced(feature: str) -> bool:
 
 
 def _dies(code: str) -> bool:
-    """Whether a process that runs this is ended by a signal."""
+    """Whether a process that runs this code is killed by a signal."""
     return subprocess.run([sys.executable, "-c", code], capture_output=True).returncode < 0
 
 
 def processor() -> str:
-    """What computes, as far as the system tells."""
+    """The processor, as far as the system reports it."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -47,9 +46,9 @@ def processor() -> str:
 
 
 def commit() -> str | None:
-    """The commit of this package's source, if it runs from a checkout; with "+" if something was changed since."""
+    """The commit of this package's source, if it runs from a checkout; with "+" if there are local changes."""
     here = Path(__file__).parent
-    try:  # a package installed somewhere inside another repository is not of that repository's commit
+    try:  # the package may be installed inside another repository
         subprocess.run(["git", "ls-files", "--error-unmatch", __file__], cwd=here, capture_output=True, check=True)
         found = subprocess.run(
             ["git", "describe", "--always", "--dirty=+", "--exclude", "*"],

@@ -22,7 +22,7 @@ ORDERS = 5  # from which AOPD and MOPD are computed: as many as in the paper
 
 @dataclass(frozen=True)
 class Spread:
-    """A mean and how far it can be trusted; from a single value nothing is known of that."""
+    """A mean and its uncertainty, which is None for a single value."""
 
     mean: float
     std: float | None  # of the sample: divided by n - 1
@@ -32,7 +32,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class OrderRobustness:
-    """How much the final accuracy on the same classes depends on when they were learned (APD, Yoon et al. 2020)."""
+    """How much the final accuracy on classes depends on when they are learned (APD, Yoon et al. 2020)."""
 
     disparity: Mapping[tuple[int, ...], float]  # for each group of classes
     mean: float  # AOPD
@@ -60,24 +60,24 @@ def after(matrix: Matrix) -> list[float]:
 
 
 def forgetting(matrix: Matrix) -> float | None:
-    """What was lost of the best: 1/(T-1) Σ_{j<T} (max_{j≤i<T} a_ij - a_Tj), Chaudhry et al. 2018."""
+    """Mean drop from the best accuracy: 1/(T-1) Σ_{j<T} (max_{j≤i<T} a_ij - a_Tj), Chaudhry et al. 2018."""
     *earlier, final = _checked(matrix)
     lost = [max(row[j] for row in earlier[j:]) - final[j] for j in range(len(earlier))]
     return fmean(lost) if lost else None
 
 
 def backward_transfer(matrix: Matrix) -> float | None:
-    """What later tasks did to earlier ones: 1/(T-1) Σ_{j<T} (a_Tj - a_jj), Lopez-Paz & Ranzato 2017."""
+    """Mean effect of later tasks on earlier ones: 1/(T-1) Σ_{j<T} (a_Tj - a_jj), Lopez-Paz & Ranzato 2017."""
     *earlier, final = _checked(matrix)
     gained = [final[j] - row[j] for j, row in enumerate(earlier)]
     return fmean(gained) if gained else None
 
 
 def forward_transfer(matrix: Matrix, alone: Sequence[float]) -> float | None:
-    """What earlier tasks did for later ones: 1/(T-1) Σ_{j>1} (a_jj - s_j), s_j from a network that learned only task j.
+    """Mean effect of earlier tasks on later ones: 1/(T-1) Σ_{j>1} (a_jj - s_j).
 
-    With a head for each task there is nothing to test before the task is learned, so transfer is measured on what
-    learning it yields.
+    s_j is the accuracy of a network that learned only task j. With a head for each task there is nothing to test before
+    the task is learned, so transfer is measured on what learning it yields.
     """
     learned = during(matrix)
     if len(alone) != len(learned):
@@ -115,7 +115,7 @@ def order_robustness(results: Sequence[Result]) -> OrderRobustness | None:
 
 
 def unchanged_pairs(result: Result) -> tuple[int, int]:
-    """How many pairs of a task and a later row have the very logits of the task when it was learned, and of how many.
+    """Number of pairs of a task and a later row whose logits are as when the task was learned, and of all pairs.
 
     T tasks make T (T-1) / 2 pairs. This compares the hashes themselves and does not rely on the run's own verdict.
     """

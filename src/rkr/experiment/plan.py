@@ -123,11 +123,11 @@ class Plan:
         return stream
 
     def resolve(self, spec: RunSpec, device: str) -> RunSpec:
-        """Add what is known only when a run starts: its device, and how long classifiers train."""
+        """Add what is known only when a run starts: the device and the length of classifier training."""
         recipe, settings = self._changed(spec.seed), {"precision": self.precision or PRECISIONS[0], "device": device}
         if self.before is not None and spec.method in self.before.methods:
             recipe = recipe.with_classifier(steps=self._chosen_steps(self.before, spec))
-            settings["classifier_steps"] = "validation"  # where the numbers are from
+            settings["classifier_steps"] = "validation"  # the source of the numbers
         parameters = sum(p.numel() for p in self.recipe.network.blank.parameters())
         network = {"parameters": parameters, "arguments": recipe.network.all_arguments}  # defaults included
         origins = {entry.kind: entry.origin for entry in recipe.entries(spec.method) if entry.origin}

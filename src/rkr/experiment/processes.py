@@ -1,4 +1,4 @@
-"""One process or many: Lightning Fabric gives device, precision and collectives; here is what training needs on top.
+"""One process or many: additions to Lightning Fabric, which provides device, precision and collectives.
 
 Learners change shape with every task, so networks are not wrapped for distributed training. Instead each process
 computes its share of the batch, and the gradients are summed before the step. BatchNorm computes over the whole batch
@@ -24,7 +24,7 @@ ACCELERATORS = ("auto", "cpu", "cuda", "mps")
 
 
 def make_fabric(accelerator: str = "auto", precision: str | None = None) -> Fabric:
-    """A Fabric for this process: alone, or one of those that torchrun started."""
+    """A Fabric for this process: a single one, or one of those that torchrun started."""
     if accelerator not in ACCELERATORS:
         raise UsageError(f"--accelerator: choose one of {', '.join(ACCELERATORS)}, not {accelerator!r}")
     world, local = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
@@ -77,7 +77,7 @@ def sum_gradients(fabric: Fabric, parameters: Iterable[Tensor]) -> None:
 
 
 def gather(fabric: Fabric, value: Any) -> list[Any]:
-    """The value that each process has, in order of rank."""
+    """The values of all processes, in order of rank."""
     if fabric.world_size == 1:
         return [value]
     found: list[Any] = [None] * fabric.world_size
@@ -118,7 +118,7 @@ def placeholder_batch(absent: bool) -> Iterator[None]:
 
 
 class _Whole:
-    """BatchNorm over the shares of all processes. Put in front of the module's own class."""
+    """BatchNorm over the shares of all processes. A mixin before the module's own class."""
 
     def forward(self, x: Tensor) -> Tensor:
         module: Any = self

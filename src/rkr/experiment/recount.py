@@ -1,4 +1,4 @@
-"""Sizes of runs of result format 1, by today's rule (`rkr.capacity.RULE`).
+"""Sizes of runs in result format 1, by the current rule (`rkr.capacity.RULE`).
 
 Format 1 had one count, of all that a method held when a task ended: copies of the network too, those that equal it bit
 for bit (the anchors of L2T, SI and P&C) and those that the next task makes anew from it (what LwF, iCaRL, EEIL and
@@ -25,7 +25,7 @@ ENCODERS_ONLY = ("base", "original", "ridge")  # zero-shot methods that go on wi
 
 
 class Recorded(NamedTuple):
-    """What a run of format 1 tells of itself."""
+    """The record of a run in format 1."""
 
     learner: str  # the name of its method in the package
     options: Mapping[str, Any]
@@ -36,7 +36,7 @@ class Recorded(NamedTuple):
 
 
 def recounted(run: Recorded, costs: Sequence[Capacity]) -> list[Capacity]:
-    """The sizes after each task. What the record does not tell stays unknown, as for methods of others."""
+    """The sizes after each task. Sizes that do not follow from the record are unknown, as for methods of plug-ins."""
     found = _recounted(run, costs) if costs and _complete(run) else list(costs)
     sound = all(new.parameters >= 0 and new.bytes >= 0 and (new.further or 0) >= 0 for new in found)
     return found if sound else list(costs)

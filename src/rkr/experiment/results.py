@@ -95,12 +95,12 @@ class Result:
 
     @property
     def measure(self) -> str:
-        """What `matrix` holds."""
+        """The measure in `matrix`."""
         return next(iter(self.measures))
 
     @property
     def matrix(self) -> tuple[Row, ...]:
-        """The main measure, of every task after every task."""
+        """The main measure of each task after each task."""
         return self.measures[self.measure]
 
 
@@ -289,7 +289,7 @@ def read_lines(path: Path, without: bytes = b"") -> Iterator[Line]:
 
 
 def _decode(text: str) -> Any:
-    """As `json.loads`, without its search for white space around what the engine writes."""
+    """`json.loads` without its search for white space, which results do not contain."""
     if text.startswith("{"):
         values, end = _JSON.raw_decode(text)
         if end == len(text):
@@ -308,7 +308,7 @@ def _read(path: Path) -> bytes:
 
 
 def _epoch(line: Line, number: int, task: str) -> Epoch:
-    """Check the usual line at once, and any other field by field, for a precise message."""
+    """Check a valid line quickly, and an invalid one field by field, for a precise message."""
     values = line.values
     phase, epoch = values.get("phase"), values.get("epoch")
     loss, accuracy, lr = values.get("loss"), values.get("accuracy"), values.get("lr")

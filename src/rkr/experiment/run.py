@@ -206,7 +206,7 @@ class Run(Loop):
         return True
 
     def _about(self, stream: dict[str, Any]) -> dict[str, Any]:
-        """What `run.json` says besides the settings."""
+        """The content of `run.json` besides the settings."""
         spec = self.spec
         names = {"recipe": spec.recipe, "method": spec.method, "order": str(spec.order), "seed": spec.seed}
         return {**names, "stream": stream, **spec.about, **environment()}
@@ -296,7 +296,7 @@ class Run(Loop):
         self._task_seconds = sum(one.seconds for one in tried)
 
     def _propose(self, at: int, rounds: int, tried: list[Tried]) -> list[Any]:
-        """Begin a round: ask for its candidates and save the state with them."""
+        """Begin a round: get its candidates and save the state with them."""
         number, best, first = self._at.number, best_of(tried), self.fabric.is_global_zero
         self._seed("propose", number, at)
         candidates = json.loads(json.dumps(self._learner.propose(at)))  # the same values as when resumed
@@ -434,5 +434,5 @@ def _candidate_end(label: str, task: str, key: CandidateKey, rounds: int, count:
 
 
 def _finite(score: float) -> float | None:
-    """JSON has no infinity: None instead."""
+    """Replace infinity, which JSON does not have, with None."""
     return score if math.isfinite(score) else None

@@ -1,4 +1,4 @@
-"""Which samples a learner is trained on, and on which ones candidates are compared. No test sample comes near here."""
+"""The samples that learners are trained on, and those that candidates are compared on. Never test samples."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rkr.methods import Learner
 
 
 def derived(seed: int, *words: str | int) -> int:
-    """A seed for one purpose, independent of those for others."""
+    """A seed for one purpose, independent of other seeds."""
     text = " ".join(map(str, ("rkr", seed, *words)))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
 
 
 def rehearsed(learner: Learner, trainings: Sequence[Samples], kept_back: Tensor | None = None) -> Samples:
-    """The training samples that a learner wants, labels counted over all tasks.
+    """The training samples that a learner selects, with labels over all tasks.
 
     Args:
         learner: Chooses by number, so numbers mean the same samples whether or not some are kept back.

@@ -1,4 +1,4 @@
-"""Ctrl-C and a polite kill, without loss."""
+"""Stops runs on SIGINT and SIGTERM without loss."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ SAME_SIGNAL_SECONDS = 1.0
 
 @contextmanager
 def signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C and a polite kill call `stop`, which takes note; a second one stops at once.
+    """SIGINT and SIGTERM call `stop`, which requests a stop; a second signal stops at once.
 
-    Within a second it is the same one: a terminal tells every process, and torchrun tells them once more.
+    Signals within a second count as one, because a terminal signals every process, and torchrun signals them again.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""How tasks are learned. Each method is one file with a `Learner` that registers itself (see `rkr.registry`).
+"""Learning methods. Each is one file with a `Learner` that registers itself (see `rkr.registry`).
 
 Methods for zero-shot tasks are in `rkr.methods.zeroshot`.
 

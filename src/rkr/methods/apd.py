@@ -28,9 +28,9 @@ INITS = ("zero", "sigma")
 
 
 class Decomposition(LayerUpdate):
-    """θ_t = σ ⊙ M_t + τ_t with M_t = sigmoid(v_t), one value for every unit or filter, and a bias b_t.
+    """θ_t = σ ⊙ M_t + τ_t with M_t = sigmoid(v_t), one value per unit or filter, and a bias b_t.
 
-    σ is the base's weight and learns with every task. A group of tasks may share one more summand, see `Apd.regroup`.
+    σ is the base's weight, which every task trains. A group of tasks may share another summand, see `Apd.regroup`.
     """
 
     opens_base = True
@@ -59,7 +59,7 @@ class Decomposition(LayerUpdate):
         return torch.addcmul(site.tensor(task, "tau"), site.weight, of_rows(site.tensor(task, "v").sigmoid(), site))
 
     def local_of(self, site: Adapter, task: TaskState) -> Tensor | None:
-        """What the task's group shares at a layer, if it is in one of several tasks."""
+        """The summand that the task's group shares at a layer, if the group has several tasks."""
         group, number = self.local._buffers.get(name_at(site, "group")), task.number
         if group is None or number >= len(group):
             return None
@@ -70,30 +70,31 @@ class Decomposition(LayerUpdate):
     "apd", "APD: weights shared under masks, plus a sparse part of each task", citation="Yoon et al., ICLR 2020"
 )
 class Apd(Changed):
-    """Shared weights that go on learning, and for each task a mask, a sparse summand τ, biases, normalisation, a head.
+    """Shared weights that every task trains, and each task's mask, sparse summand τ, biases, normalisation and head.
 
-    The loss of task t is cross-entropy + λ1 Σ_{i≤t} |τ_i|_1 + λ2 Σ_{i<t} ½ |θ_i - θ_i*|², where θ_i* are the
-    weights of task i before this one came: earlier tasks' τ_i and v_i learn as well, to undo what σ does to them.
-    Weight decay is on τ_t and v_t, and on σ with the first task. The gradient of all but the cross-entropy has a closed
-    form and is added before each step, so the loss that runs record is the cross-entropy alone.
+    The loss of task t is cross-entropy + λ1 Σ_{i≤t} |τ_i|_1 + λ2 Σ_{i<t} ½ |θ_i - θ_i*|², where θ_i* are the weights of
+    task i before this task: earlier tasks' τ_i and v_i are trained too, to compensate for changes of σ. Weight decay is
+    on τ_t and v_t, and on σ with the first task. The gradient of all but the cross-entropy has a closed form and is
+    added before each step, so the loss that runs record is the cross-entropy alone.
 
     After a task, entries of any τ_i up to λ1 are set to 0. The L1 term is part of the loss, as published, rather than a
-    proximal step: so it passes through momentum and Adam like the gradients that it is weighed against, and entries
-    that it holds swing around 0 by less than λ1 (with Adam once its rate has fallen, as published).
+    proximal step: so it passes through momentum and Adam like other gradients, and the entries that it suppresses
+    oscillate around 0 by less than λ1 (with Adam once the learning rate has decayed, as published).
 
     With SGD, λ2 is at most 1 / (rate · steepness) in every layer: the penalty's steepest direction grows with the
-    tasks, and beyond twice that value plain SGD diverges. The published λ2 is for Adam, whose steps it cannot lengthen.
+    tasks, and beyond twice that value plain SGD diverges. The published λ2 is for Adam, whose step length does not
+    depend on it.
 
     Args:
         make: Builds the network.
         head: Its classification layer.
-        l1: λ1, which decides how sparse τ is, and so the capacity.
+        l1: λ1. Sets the sparsity of τ, and so the capacity.
         l2: λ2.
-        init: Where τ of a new task starts: "zero", so a task starts with what is shared, and is sparse however short
-            it is trained; or at σ ("sigma"), as in the authors' code, from where λ1 has to bring it down.
-        consolidate: Sparse parts are regrouped after every so many tasks; 0 for never, "APD(1)".
-        clusters: k-means has that many for every `consolidate` tasks.
-        tolerance: Entries that differ by no more within a cluster are shared by it.
+        init: Initial τ of a new task: "zero", which starts from the shared weights and stays sparse even after short
+            training, or "sigma" (σ), as in the authors' code, which λ1 must first shrink.
+        consolidate: Number of tasks after which sparse parts are regrouped; 0 for never, "APD(1)".
+        clusters: Number of clusters of k-means per `consolidate` tasks.
+        tolerance: A cluster shares the entries whose values differ by at most this.
     """
 
     checked = "The authors' code (jaehong31/APD)."
@@ -142,9 +143,9 @@ class Apd(Changed):
 
     @torch.no_grad()
     def begin(self, task: SeenTask) -> None:
-        """Biases and normalisation start at the previous task's, the mask at 1/2.
+        """Biases and normalisation start at the previous task's values, the mask at 1/2.
 
-        σ is scaled at first so that the first task starts as the plain network does.
+        σ is scaled initially so that the first task starts as the plain network.
         """
         super().begin(task)
         new = self.model.tasks[task.name]
@@ -170,7 +171,7 @@ class Apd(Changed):
         ]
 
     def shared(self) -> list[nn.Parameter]:
-        """σ, and what else of the network all tasks use: not its own biases, normalisation and head."""
+        """σ and the other parameters that all tasks use, without the network's own biases, normalisation and head."""
         unused = {id(p) for p in self.model.tensors.unused_head()}
         unused |= {id(site.bias) for site in self.layers()}
         norms = [site for site in self.model.norm_layers() if site.affine]
@@ -196,7 +197,7 @@ class Apd(Changed):
 
     @torch.no_grad()
     def strength(self, site: Adapter, optimizer: Optimizer) -> Tensor:
-        """λ2, with SGD within what its steps can follow.
+        """λ2, limited for SGD to where its steps are stable.
 
         In (σ, τ_i, v_i) of one unit, ½ Σ |θ_i - θ_i*|² curves by at most 1 + Σ m_i² + max_i (m_i (1 - m_i))² |σ|².
         """
@@ -240,14 +241,14 @@ class Apd(Changed):
             self.local.register_buffer(name, value)
 
     def _centres(self, full: Tensor, before: Tensor | None) -> Tensor:
-        """Where k-means starts: the means of the groups of last time, then tasks at random."""
+        """Initial centres of k-means: the means of the previous groups, then random tasks."""
         count = min(self.clusters * len(full) // self.consolidate, len(full))
         known = [] if before is None else [full[: len(before)][before == g].mean(0) for g in before.unique()]
         chosen = torch.randperm(len(full))[: max(0, count - len(known))].tolist()
         return torch.stack([*known[:count], *(full[i] for i in chosen)])
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """What is held and what is shared depends on how far training is: make room for what there is."""
+        """Create the buffers of the state first: which ones exist depends on the progress of training."""
         device = next(self.model.network.parameters()).device
         for start, kept in (("anchors.", self.anchors), ("local.", self.local)):
             kept._buffers.clear()
@@ -257,7 +258,7 @@ class Apd(Changed):
         return super().load_state_dict(state_dict, strict, assign)
 
     def capacity(self) -> Capacity:
-        """All values that are not 0, and the bytes of `stored`."""
+        """All non-zero values, and the bytes of `stored`."""
         counted: list[Tensor] = [*self.shared()]
         counted += [
             value
@@ -272,14 +273,17 @@ class Apd(Changed):
         return Capacity(values, self._plain.parameters, size, self._plain.multiply_adds)
 
     def notes(self) -> dict[str, Any]:
-        """How many values of each task's τ, and of what groups share, are not 0."""
+        """Number of non-zero values of each task's τ, and of what groups share."""
         taus = [[s.tensor(task, "tau") for s in self.layers()] for task in self.model.tasks.values()]
         counts = [sum(int(torch.count_nonzero(t)) for t in own) for own in taus]
         shared = [t for t in self.local.buffers() if t.is_floating_point()]
         return {"tau": counts, "local": sum(int(torch.count_nonzero(t)) for t in shared)}
 
     def stored(self) -> dict[str, Tensor]:
-        """The state without what only training needs; sparse tensors as a bit for each entry and the values not 0."""
+        """The state without what only training needs.
+
+        Sparse tensors are stored as a bit mask and their non-zero values.
+        """
         found: dict[str, Tensor] = {}
         for key, value in self.state_dict().items():
             sparse = key.endswith(".tau") or (key.startswith("local.") and value.is_floating_point())
@@ -290,7 +294,7 @@ class Apd(Changed):
         return found
 
     def export(self, folder: Any) -> None:
-        """As for other methods, with sparse tensors as in `stored`, and their shapes."""
+        """Export as other methods do, with sparse tensors as in `stored`, and their shapes."""
         state = self.stored()
         shapes = {key: list(value.shape) for key, value in self.state_dict().items() if f"{key}.bits" in state}
         write_learner(folder, state, {"shapes": json.dumps(shapes)})
@@ -308,12 +312,12 @@ class Apd(Changed):
 
 
 def of_rows(values: Tensor, site: Adapter) -> Tensor:
-    """One value for every unit or filter, in a shape that multiplies the weight: (O, 1, ...)."""
+    """One value per unit or filter, shaped to multiply the weight: (O, 1, ...)."""
     return values.view(-1, *[1] * (site.weight.dim() - 1))
 
 
 def name_at(site: Adapter, *words: str | int) -> str:
-    """Name of a buffer, which must not have dots."""
+    """Name of a buffer. Dots are not allowed there."""
     return "/".join([site.path.replace(".", "/"), *map(str, words)])
 
 
@@ -323,7 +327,7 @@ def cut(t: Tensor, limit: float) -> Tensor:
 
 
 def k_means(points: Tensor, centres: Tensor, steps: int = 100) -> Tensor:
-    """The cluster of each point, by Lloyd's iteration: a few points of many dimensions, from given centres."""
+    """Assign points to clusters by Lloyd's iteration from given centres: few points in many dimensions."""
     centres, group = centres.clone(), torch.full((len(points),), -1, device=points.device)
     for _ in range(steps):
         nearest = torch.stack([(points - centre).square().sum(1) for centre in centres]).argmin(0)
@@ -336,7 +340,7 @@ def k_means(points: Tensor, centres: Tensor, steps: int = 100) -> Tensor:
 
 
 def split(members: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
-    """What members (M, N) of a cluster share, the middle of entries that hardly differ, (N,); and what they keep."""
+    """Split the members (M, N) of a cluster into what they share, (N,), the centre of similar entries, and the rest."""
     top, low = members.amax(0), members.amin(0)
     alike = top - low <= tolerance
     return torch.where(alike, (top + low) / 2, 0), torch.where(alike, 0, members)
@@ -346,14 +350,14 @@ BITS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def packed(t: Tensor) -> tuple[Tensor, Tensor]:
-    """A bit for each entry, whether it is not 0, eight in a byte; and the entries that are not."""
+    """A mask of the non-zero entries, eight bits per byte, and these entries."""
     flat = t.detach().flatten()
     bits = torch.nn.functional.pad((flat != 0).to(torch.uint8), (0, -flat.numel() % 8)).view(-1, 8)
     return (bits * bits.new_tensor(BITS)).sum(1, dtype=torch.uint8), flat[flat != 0]
 
 
 def unpacked(bits: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
-    """What `packed` made smaller."""
+    """Undo `packed`."""
     there = (bits[:, None] & bits.new_tensor(BITS)).flatten()[: shape.numel()] != 0
     flat = torch.zeros(shape.numel(), dtype=values.dtype, device=values.device)
     return flat.masked_scatter_(there, values).view(shape)

@@ -1,8 +1,8 @@
 """CCLL (Singh et al., "Calibrating CNNs for Lifelong Learning", NeurIPS 2020): feature maps calibrated for each task.
 
-There is no public code. Published memory figures settle the sizes: 12 numbers for a convolution channel (a 3x3 kernel,
-a weight of the gate, two of batch normalisation) and 1 for a fully connected unit. They leave open on which side of
-batch normalisation the maps are calibrated, and what the one number of a unit does; both are options.
+There is no public code. The sizes follow from the published memory figures: 12 numbers per convolution channel (a 3x3
+kernel, a gate weight, two of batch normalisation) and 1 per fully connected unit. Whether maps are calibrated before or
+after batch normalisation, and what a unit's number does, is not published; both are options.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Calibration(LayerUpdate):
     """A spatial and then a channel-wise calibration of every convolution's output, one number for every unit.
 
     Args:
-        after: Convolutions that are calibrated behind a BatchNorm, by the BatchNorm's name; others at once.
-        unit: What the number of a fully connected unit is: its "scale", or the weight of a "gate".
+        after: Convolutions that are calibrated after a BatchNorm, by the BatchNorm's name; others directly.
+        unit: Meaning of the number of a fully connected unit: its "scale", or the weight of a "gate".
     """
 
     undecayed = frozenset({"unit"})
@@ -45,7 +45,7 @@ class Calibration(LayerUpdate):
         return {"spatial": (channels, 1, 3, 3), "channel": (channels,)}
 
     def draw(self, site: Adapter) -> dict[str, Tensor]:
-        """Maps pass through; gates are half open, which batch normalisation absorbs."""
+        """The identity, with gates of 1/2, which batch normalisation absorbs."""
         tensors = super().draw(site)
         if "unit" in tensors and self._unit == "scale":
             tensors["unit"].fill_(1)
@@ -66,7 +66,7 @@ class Calibration(LayerUpdate):
         return y if spatial is None or channel is None else calibrated(y, spatial, channel)
 
     def multiply_adds(self, site: Adapter, values: int) -> int:
-        """A 3x3 kernel and the gate for every value of a map, one factor for a unit."""
+        """A 3x3 kernel and the gate per value of a map, one factor per unit."""
         return 10 * values if site.convolves else values
 
 
@@ -86,13 +86,13 @@ class Ccll(Changed):
     Args:
         make: Builds the network.
         head: Its classification layer.
-        init: Where a new task's calibration starts: at the "previous" task's, or "random" (neutral).
-        where: Calibrates a convolution's output "before" its batch normalisation, or "after" it.
+        init: Initial calibration of a new task: "previous" (that of the previous task) or "random" (neutral).
+        where: Whether to calibrate a convolution's output "before" or "after" its batch normalisation.
         unit: The number of a fully connected unit: its "scale" (1 at first), or the weight w of a "gate" σ(w y),
-            which without batch normalisation behind it shrinks signals layer by layer.
+            which without a following batch normalisation shrinks signals layer by layer.
     """
 
-    checked = "The paper's printed counts, which come out to the last digit; there is no public code."
+    checked = "The paper's printed counts, which are reproduced exactly; there is no public code."
     differs = (
         "On which side of batch normalisation maps are calibrated (`where`) and what the one number of a unit does "
         "(`unit`) is not known.",

@@ -1,4 +1,4 @@
-"""DEN, dynamically expandable networks (Yoon et al., ICLR 2018): retrain what a task needs, grow where that fails."""
+"""DEN, dynamically expandable networks (Yoon et al., ICLR 2018): selective retraining, and growth where that fails."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class Den(Growing):
        any of its outputs are the sub-network of the task. "retrain": the weights between these are trained (equation
        4), held back by λ/2 ||W_t - W_{t-1}||².
     2. If the mean loss over the training samples is still above a threshold, units are added to every layer ("grow"),
-       and what is new is trained alone, under L1 and group lasso (equation 5, "expand"). Added units that this brings
-       to zero are taken away.
-    3. Units whose incoming weights drifted far are copied ("divide"): the task goes on with the copies, and the
-       originals get their old weights back, as do the connections that the task no longer uses. The sub-network, which
-       has the new units now, is trained once more with the penalty of before (equation 6, "split").
+       and what is new is trained alone, under L1 and group lasso (equation 5, "expand"). Added units that become zero
+       are removed.
+    3. Units whose incoming weights drifted far are copied ("divide"): the task continues with the copies, and the
+       originals get their old weights back, as do the connections that the task no longer uses. The sub-network, now
+       with the new units, is trained once more with the same penalty (equation 6, "split").
 
-    L1 and group lasso are proximal steps after each step of the optimiser, with its learning rate. Earlier tasks go on
-    to compute with the units that they knew. Heads and batch normalisation are each task's own. Units that residual
-    connections tie together are one: they are selected, added, dropped and copied at once. Phases with nothing to do
-    take no epochs; together they take no more than the recipe's, up to rounding to whole epochs.
+    L1 and group lasso are proximal steps after each step of the optimiser, with its learning rate. Earlier tasks
+    continue to compute with the units that existed for them. Each task has its own heads and batch normalisation. Units
+    that are tied by residual connections are selected, added, dropped and copied together. Phases with nothing to do
+    take no epochs; all phases together take at most the recipe's epochs, up to rounding.
 
     Args:
         make: Builds the network.
@@ -58,14 +58,14 @@ class Den(Growing):
         group_lasso: γ, of the group lasso on what goes into an added unit: its weights, bias, and the shift of its
             normalisation. The public code thresholds at a fixed 1e-3.
         loss_threshold: τ: a task whose loss is above it gets new units.
-        drift_threshold: σ: units whose incoming weights moved by more (Euclidean distance) are copied.
-        expand: k, the units added to a layer; below 1, a share of the plain network's, at least one unit. 10 in the
-            public code, for layers of 312 and 128 units.
-        split: The most units of a layer that are copied, those that drifted most; counted alike. 10 in the public code.
+        drift_threshold: σ: units are copied if their incoming weights moved by more (Euclidean distance).
+        expand: k, the number of units added to a layer; below 1, a share of the plain network's units, at least one. 10
+            in the public code, for layers of 312 and 128 units.
+        split: Maximum number of units copied per layer, those that drifted most; a number or a share, as for `expand`.
+            10 in the public code.
         select_share: Share of the epochs for "select": a tenth, as in the public code.
         expand_share: For "expand", which trains a few new weights only.
-        split_share: For "split", which starts at what is learned already. The rest is for "retrain", which every task
-            needs.
+        split_share: For "split", which starts from trained weights. The rest is for "retrain", which every task needs.
     """
 
     checked = "The authors' code (jaehong31/DEN), which has fully connected networks only."
@@ -124,7 +124,7 @@ class Den(Growing):
         self._forget()
 
     def _forget(self) -> None:
-        """Nothing is known of the task at hand."""
+        """Reset the state of the current task."""
         self.register_buffer("stage", torch.tensor(-1))  # of STAGES: the last one that was prepared
         self.register_buffer("expanded", torch.tensor(UNDECIDED))  # whether units were added: 0 or 1
         self.register_buffer("divided", torch.tensor(UNDECIDED))  # whether units were copied: 0 or 1
@@ -222,11 +222,11 @@ class Den(Growing):
 
     @property
     def own(self) -> Any:
-        """The tensors of the task at hand: normalisation and head."""
+        """The tensors of the current task: normalisation and head."""
         return self.model.tasks[self.task.name]
 
     def _before(self) -> list[tuple[Adapter, Tensor, Tensor | None]]:
-        """Every layer with its weight and bias of before the task."""
+        """Every layer with its weight and bias from before the task."""
         found = []
         for i, site in enumerate(self.layers()):
             bias = None if site.bias is None else self.get_buffer(f"old_bias{i}")
@@ -234,7 +234,7 @@ class Den(Growing):
         return found
 
     def _alive(self) -> dict[str, Tensor]:
-        """By space, whether each unit is one of the task at hand."""
+        """By space, whether the current task has each unit."""
         found = {}
         for space in self.growth.spaces.growing:
             born, dead = self.growth.times(space)
@@ -242,7 +242,7 @@ class Den(Growing):
         return found
 
     def _new(self) -> dict[str, Tensor]:
-        """By space, whether each unit came with the task at hand."""
+        """By space, whether each unit was added by the current task."""
         return {space.name: self.growth.times(space)[0] == self.task.number for space in self.growth.spaces.growing}
 
     def _inside(self) -> dict[str, Tensor]:
@@ -305,7 +305,7 @@ class Den(Growing):
         return ~self.sides(site, units, self._phase != "expand")[0][:, 0]
 
     def _hold_own(self) -> None:
-        """Of the head, what comes from units outside the sub-network; in "expand" all that is not of new units."""
+        """The head's inputs from units outside the sub-network; in "expand", from all units that are not new."""
         expand, number, spaces = self._phase == "expand", self.task.number, self.growth.spaces
         units = self._new() if expand else self._inside()
         top, head, bias = spaces.into.get(self.head), self.own.get("head.weight"), self.own.get("head.bias")
@@ -329,7 +329,7 @@ class Den(Growing):
 
     @torch.no_grad()
     def _grow(self, train: ReadSamples) -> None:
-        """Add units if the loss is above the threshold. They give nothing to units outside the sub-network."""
+        """Add units if the loss is above the threshold. They have no connections to units outside the sub-network."""
         total, count = 0.0, 0
         with evaluating(self):
             for x, y in train():
@@ -348,14 +348,14 @@ class Den(Growing):
             site.weight.masked_fill_(over(absent, site.weight), 0)
 
     def _incoming(self, space: Space) -> list[Tensor]:
-        """Of all that goes into a space's new units: views whose dimension 0 counts these units."""
+        """Views of all inputs of a space's new units; dimension 0 counts these units."""
         count = int((self.growth.times(space)[0] == self.task.number).sum())
         modules = [self.model.network.get_submodule(path) for path in space.makers]
         found = [p for module in modules for p in module._parameters.values() if p is not None]
         return [p[len(p) - count :] for p in (*found, *self._norms(space, "bias"))]  # they are the last ones
 
     def _shrink_groups(self, threshold: float) -> None:
-        """The proximal step of group lasso: a group for each new unit, of all that goes into it."""
+        """The proximal step of group lasso, with one group per new unit: all of its inputs."""
         for space in self.growth.spaces.growing:
             groups = self._incoming(space)
             if len(groups[0]):
@@ -364,7 +364,7 @@ class Den(Growing):
                     mean[len(mean) - len(zero) :].masked_fill_(zero, 0)
 
     def _drop(self) -> None:
-        """Take away new units into which nothing goes: they are 0, which is what they gave to others."""
+        """Remove new units without inputs: they are 0, so nothing depends on them."""
         spaces, number = self.growth.spaces, self.task.number
         if not spaces.keeps_zero:
             return
@@ -396,7 +396,7 @@ class Den(Growing):
 
     @torch.no_grad()
     def _divide(self) -> None:
-        """Copy the units that drifted most; what the task no longer uses is again as it was before."""
+        """Copy the units that drifted most, and restore what the task no longer uses."""
         wanted, drifts = {}, self.drift()
         for space in self.growth.spaces.growing:
             drift = drifts[space.name]
@@ -417,7 +417,7 @@ class Den(Growing):
     # -- what came of it ----------------------------------------------------------------------------------
 
     def used(self, site: Adapter) -> int:
-        """Of two units only those connections count of which some task knows both ends."""
+        """Count only connections between two units that some task has both of."""
         dead = {space.name: self.growth.times(space)[1] for space in self.growth.spaces.growing}
         rows, columns = self.born(site)
         row_ends, column_ends = self.sides(site, dead, NEVER)
@@ -425,7 +425,7 @@ class Den(Growing):
         return int(known.sum()) * site.weight[0, 0].numel()
 
     def notes(self) -> dict[str, Any]:
-        """How many units of each layer the task retrained, added and copied, and the loss that asked for it."""
+        """Number of units of each layer that the task retrained, added and copied, and the loss that triggered it."""
         if not self.task.number:
             return {}
         counts: dict[str, Any] = {"loss": float(self.reached), "selected": {}, "added": {}, "copied": {}}
@@ -438,10 +438,10 @@ class Den(Growing):
 
 
 def _count(amount: float, space: Space) -> int:
-    """A number of units, given as such or as a share of those of the plain network."""
+    """A number of units, given as a number or as a share of the plain network's."""
     return max(1, round(amount * space.width)) if 0 < amount < 1 else int(amount)
 
 
 def _per_unit(links: Tensor, values: int) -> Tensor:
-    """Whether an output takes anything from a unit, (O, U), from where a weight (O, U · values, ...) is not 0."""
+    """Whether an output depends on a unit, (O, U): where a weight (O, U · values, ...) is not 0."""
     return links.unflatten(1, (-1, values)).flatten(2).any(2)

@@ -1,4 +1,4 @@
-"""A method in words: what it is, its options and their values, from the docstrings that define them."""
+"""Describes a method, its options and their values, from the docstrings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def about(method: Method) -> str:
 
 
 def option_texts(method: Method) -> dict[str, tuple[object, str]]:
-    """For each option its value and what the docstring says of it."""
+    """The value of each option and its text in the docstring."""
     said: dict[str, str] = {}
     for kind in (Options, *reversed(method.learner.__mro__)):
         for name, text in _entries(inspect.cleandoc(kind.__doc__ or "")).items():
@@ -32,7 +32,7 @@ def option_texts(method: Method) -> dict[str, tuple[object, str]]:
 
 
 def _entries(text: str) -> dict[str, str]:
-    """The named entries of a docstring's list of arguments."""
+    """The entries of a docstring's argument list."""
     parts = SECTION.split(text)
     if len(parts) == 1:
         return {}

@@ -23,16 +23,16 @@ from rkr.registry import register
 class Eeil(Rehearsing):
     """Cross-entropy over all classes, distillation of every old head, then a balanced phase at a tenth of the rate.
 
-    The first phase takes 4/7 of the epochs, on the new task and all exemplars. The second takes the rest, on as many
-    samples of each new class, chosen by herding, as there are exemplars of an old one, and distils the new head too, as
-    the first phase has left it. Then the memory takes exemplars of the new classes (section 3.3). The authors' gradient
-    noise and their twelvefold augmentation are not used: the recipe decides on that.
+    The first phase takes 4/7 of the epochs, on the new task and all exemplars. The second takes the rest. It balances
+    the classes: herding chooses as many samples of each new class as there are exemplars of an old one. It also distils
+    the new head as the first phase left it. Then the memory takes exemplars of the new classes (section 3.3). The
+    authors' gradient noise and twelvefold augmentation are not used; the recipe sets the augmentation.
 
     Args:
         make: Builds the network.
         head: Its classification layer.
-        memory: Exemplars of all classes together.
-        temperature: Of the distillation.
+        memory: Number of exemplars of all classes together.
+        temperature: Temperature of the distillation.
         bn: Batch normalisation: "shared" by all tasks, or "frozen" after the first.
     """
 
@@ -69,7 +69,7 @@ class Eeil(Rehearsing):
             self.newest = copy.deepcopy(self.network).requires_grad_(False)
 
     def train(self, mode: bool = True) -> Eeil:
-        """Copies answer as they did."""
+        """Keep copies of networks in evaluation mode."""
         super().train(mode)
         if self.newest is not None:
             self.newest.eval()

@@ -45,7 +45,10 @@ class Transformation(LayerUpdate):
         }
 
     def draw(self, site: Adapter) -> dict[str, Tensor]:
-        """As torch initialises convolutions; so a first task starts far from the plain network, and trains it too."""
+        """As torch initialises convolutions.
+
+        So the first task, which trains the network too, starts far from the plain network.
+        """
         tensors = super().draw(site)
         if "unit" in tensors:
             tensors["unit"].fill_(1)
@@ -73,7 +76,7 @@ class Transformation(LayerUpdate):
 
 
 def group_size(channels: int, wanted: int) -> int:
-    """Channels of a group: as wanted, or the next smaller number that divides them."""
+    """Channels per group: as requested, or the next smaller divisor."""
     return next(size for size in range(min(wanted, channels), 0, -1) if channels % size == 0)
 
 
@@ -84,8 +87,8 @@ class Eft(Changed):
     Args:
         make: Builds the network.
         head: Its classification layer.
-        init: Where a new task's transformation starts: at the "previous" task's, or "random".
-        spatial: Channels in a group of the 3x3 convolution; the next smaller divisor where a layer has not so many.
+        init: Initial transformation of a new task: "previous" (that of the previous task) or "random".
+        spatial: Channels per group of the 3x3 convolution, or the next smaller divisor of a layer's channels.
         pointwise: Channels in a group of the 1x1 convolution.
         stem: Whether the first convolution has a transformation too. The authors' ResNet-18 creates one and never calls
             it; their VGG-16 has one behind every convolution.

@@ -22,15 +22,16 @@ MODES = ("all", "online")
     citation="Kirkpatrick et al., PNAS 2017",
 )
 class Ewc(Anchored):
-    """Hold each weight as much as the answers of earlier tasks depend on it: their Fisher information F (equation 3).
+    """A quadratic penalty on changes of each weight, weighted by its Fisher information F (equation 3).
 
     Args:
         make: Builds the network.
         head: Its classification layer.
         strength: λ.
-        estimator: Of the Fisher information: "exact", "sampled", "empirical" or "batched" (a squared mean gradient).
-        samples: How many training samples it is estimated from, at most, drawn at random; all if it is left out.
-        mode: "all": a penalty for every earlier task, Σ_t F_t (θ - θ*_t)², kept as the one parabola that is their sum.
+        estimator: How the Fisher information is estimated: "exact", "sampled", "empirical" or "batched" (squared mean
+            gradients).
+        samples: Maximum number of training samples, drawn at random, to estimate it from. Default: all.
+        mode: "all": a penalty for every earlier task, Σ_t F_t (θ - θ*_t)², stored as one parabola, their sum.
             "online" (Schwarz et al., ICML 2018): F ← γ F + F_t, around the newest weights.
         gamma: γ of "online".
         bn: See `OneNetwork`.
@@ -79,7 +80,7 @@ class Ewc(Anchored):
             self.anchor.renew(shared, found, self.gamma)
 
     def kept_to_learn(self) -> tuple[Sequence[Tensor], int]:
-        """With "all", the middle of the sum of parabolas too, from the second task on: it is no network's weights."""
+        """With "all", also the centre of the summed parabolas from the second task on: no network has these weights."""
         importances, samples = super().kept_to_learn()
         middle = list(self.anchor.values) if self.mode == "all" and self.task.number else []
         return [*importances, *middle], samples

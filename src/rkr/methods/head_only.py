@@ -1,4 +1,4 @@
-"""A frozen network with a new head for each task: what the first task's features are worth by themselves."""
+"""A frozen network with a new head for each task: shows how far the features of the first task suffice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rkr.registry import register
 
 @register.method("head-only", "the network of the first task, frozen, with a new head for each task")
 class HeadOnly(OneNetwork):
-    """Train the network with the first task, then only heads."""
+    """Train the network on the first task, then only heads."""
 
     checked = "A reference point by its definition."
 
@@ -28,7 +28,7 @@ class HeadOnly(OneNetwork):
         self._freeze()
 
     def train(self, mode: bool = True) -> HeadOnly:
-        """Statistics that all tasks share do not move once the network is frozen."""
+        """Freeze shared statistics once the network is frozen."""
         super().train(mode and not self._frozen)
         return self
 

@@ -1,8 +1,8 @@
-"""HNET (von Oswald et al., "Continual learning with hypernetworks", ICLR 2020): one network generates the others.
+"""HNET (von Oswald et al., "Continual learning with hypernetworks", ICLR 2020): one network generates the weights.
 
-The authors' code differs in this: it has an optimiser for the embedding of the task and one for Θ, where here one
-optimiser has both in groups of its own. The penalty does not reach that embedding, so the steps are the same. Its
-initial values are those that are called "xavier" here.
+Differences from the authors' code: it has separate optimisers for the task embedding and for Θ; here one optimiser has
+a parameter group for each. The penalty does not depend on that embedding, so the steps are the same. Its initial values
+are called "xavier" here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CHUNKS = 67
 
 
 class Generated(LayerUpdate):
-    """Weights, biases and affine parameters come from outside, for the task in use; statistics are the task's own."""
+    """Uses generated weights, biases and affine parameters of the current task, and the task's own statistics."""
 
     def __init__(self) -> None:
         self._tensors: Mapping[str, Tensor] = {}  # by the names of the network's parameters
@@ -47,7 +47,7 @@ class Generated(LayerUpdate):
 
     @contextmanager
     def given(self, tensors: Mapping[str, Tensor], rows: slice) -> Iterator[None]:
-        """Compute with these. Without them the network does not compute at all."""
+        """Compute with these parameters. Without them, calls raise UsageError."""
         self._tensors, self._rows = tensors, rows
         try:
             yield
@@ -71,7 +71,7 @@ class Generated(LayerUpdate):
 
 
 class Outputs(NamedTuple):
-    """What a linear hypernetwork generates, without a copy for each task: chunk c of task t is shared[c] + own[t]."""
+    """The output of a linear hypernetwork, without a copy for each task: chunk c of task t is shared[c] + own[t]."""
 
     shared: Tensor  # (C, S)
     own: Tensor  # (T, S)
@@ -80,7 +80,7 @@ class Outputs(NamedTuple):
 def outputs(weight: Tensor, bias: Tensor, chunks: Tensor, tasks: Tensor) -> Outputs:
     """h(e_t, c; Θ) = W [e_t, c] + b, with W (S, E_t + E_c), b (S,), c (C, E_c) and e (T, E_t).
 
-    W [e, c] is a part for e plus one for c, so that all tasks share most of the work.
+    W [e, c] is the sum of a term in e and a term in c, so tasks share most of the work.
     """
     width = tasks.shape[1]
     return Outputs(chunks @ weight[:, width:].T + bias, tasks @ weight[:, :width].T)
@@ -89,7 +89,7 @@ def outputs(weight: Tensor, bias: Tensor, chunks: Tensor, tasks: Tensor) -> Outp
 class Hypernetwork(nn.Module):
     """Θ, which all tasks share, is W, b and an embedding for each chunk; each task has an embedding of its own.
 
-    The matrix is drawn as Xavier says, biases are 0 and embeddings normal, as in the authors' code.
+    The matrix has Xavier initialisation, biases are 0 and embeddings normal, as in the authors' code.
     """
 
     def __init__(self, chunks: int, chunk: int, task_embedding: int, chunk_embedding: int, like: Tensor) -> None:
@@ -121,35 +121,32 @@ class Hypernetwork(nn.Module):
 class Hnet(Learner):
     """A linear hypernetwork h generates all weights of a plain network, chunk by chunk, from embeddings (section 2).
 
-    Learning a task, it is kept from generating other weights for earlier ones (equation 2):
+    A penalty keeps it generating the same weights for earlier tasks (equation 2):
 
         cross-entropy + β / (t - 1) Σ_{j<t} ||h(e_j, Θ*) - h(e_j, Θ + ΔΘ)||²
 
     with Θ* as earlier tasks left it, and ΔΘ the step that the optimiser would take for the cross-entropy alone. The
-    network has one classification layer for the classes of all tasks; each task uses and is held to its own rows of
-    it. Every task has its own BatchNorm statistics, which start anew.
-
-    W [e, c] + b has a part for the task and one for the chunk: what is a task's own is one vector of a chunk's size,
-    added to every chunk.
+    network has one classification layer for the classes of all tasks; each task uses only its own rows, and the penalty
+    covers only these. Every task has its own BatchNorm statistics, initially reset. W [e, c] + b is a term for the task
+    plus one for the chunk: a task adds one vector of a chunk's size to every chunk.
 
     Args:
         make: Builds the plain network, which must have linear, convolution and BatchNorm layers only.
         head: Its classification layer.
         beta: β.
-        lookahead: False takes ΔΘ = 0, as the authors' code can do as well.
+        lookahead: Whether to use ΔΘ. False sets ΔΘ = 0, which the authors' code offers too.
         task_embedding: Size of e_t.
         chunk_embedding: Size of c.
-        chunk: How many numbers are generated at once; left out, a 67th of the network's, as published: for ResNet-32
-            the authors have 67 chunks of 7,000. So the hypernetwork has about 98 % of the network's size.
-        init: "xavier": as in the authors' code, whose weights all start with one and the same spread, whatever the
-            layer; without BatchNorm behind every layer they are far too large. "fan_in": what is generated is
-            multiplied by a fixed number for each layer, so that weights start as He et al. (2015) and biases as torch
-            draw them, and BatchNorm near the identity; in the spirit of Chang et al. (ICLR 2020), whose initial values
-            chunks that several layers share do not allow.
-        balance: Divides gradients of W and b by E_t + E_c + 1, the mean of ||[e, c, 1]||², so that SGD moves generated
-            weights about as far as it would move a plain network's, not so much farther that it diverges. Adam does
-            not depend on it.
-        continue_embeddings: Embeddings of earlier tasks go on learning, from the penalty; else they are frozen.
+        chunk: Size of a chunk. Default: 1/67 of the network's parameters, as published (67 chunks of 7,000 for
+            ResNet-32), so that the hypernetwork has about 98 % of the network's size.
+        init: "xavier": as in the authors' code. Weights start with the same spread in all layers, which is far too
+            large without BatchNorm after every layer. "fan_in": generated values are multiplied by a fixed number per
+            layer, so that weights start as in He et al. (2015), biases as in torch, and BatchNorm near the identity.
+            This follows the idea of Chang et al. (ICLR 2020), whose initialisation does not allow chunks that span
+            several layers.
+        balance: Whether to divide gradients of W and b by E_t + E_c + 1, the mean of ||[e, c, 1]||², so that SGD moves
+            generated weights about as far as a plain network's. Without it SGD may diverge. No effect with Adam.
+        continue_embeddings: Whether the penalty trains embeddings of earlier tasks. Otherwise they are frozen.
     """
 
     checked = "The authors' code (chrhenning/hypercl)."
@@ -224,7 +221,7 @@ class Hnet(Learner):
             body[rows] = 0
         self.register_buffer("_body", body.view(chunks, chunk), persistent=False)
         self.register_buffer("_columns", self._body.sum(0), persistent=False)
-        # The plain network's own parameters are never used, so they take no memory and are no part of the state.
+        # The plain network's own parameters are never used, so they take no memory and are not part of the state.
         for p in network.parameters():
             p.requires_grad_(False).data = p.new_zeros(()).expand(p.shape)
         self._unused = {f"model.network.{name}" for name in self._shapes}
@@ -259,13 +256,13 @@ class Hnet(Learner):
         self.hyper.add()
 
     def train(self, mode: bool = True) -> Hnet:
-        """Nothing that was generated outlives a change of mode."""
+        """Discard generated weights when the mode changes."""
         self._latest = None
         super().train(mode)
         return self
 
     def groups(self) -> list[dict[str, Any]]:
-        """W and b; then embeddings, which are inputs, without weight decay."""
+        """W and b, then embeddings without weight decay, because they are inputs."""
         weight, bias, chunks = self.hyper.theta
         tasks = [e for e in self.hyper.embeddings() if e.requires_grad]
         return [{"params": [weight, bias]}, {"params": [chunks, *tasks], "weight_decay": 0.0}]
@@ -338,7 +335,7 @@ class Hnet(Learner):
             p.grad = gradient if p.grad is None else p.grad + gradient
 
     def _wanted(self) -> Outputs:
-        """h(e_j, Θ*), computed once for a task."""
+        """h(e_j, Θ*), computed once per task."""
         assert self.before is not None
         theta, tasks = self.before.theta, self.before.embeddings()
         key = version_key(*theta, *tasks)
@@ -358,14 +355,17 @@ class Hnet(Learner):
         return found
 
     def capacity(self) -> Capacity:
-        """Θ and the embeddings, and each task's statistics in bytes. `before` is made anew for the next task."""
+        """Θ and the embeddings, and each task's statistics in bytes.
+
+        `before` is not counted: the next task creates it again.
+        """
         kept = sum(p.numel() for p in self.hyper.parameters())
         size = nbytes(self.hyper) + nbytes(self.model.tasks)
         return Capacity(kept, self._plain.parameters, size, self._plain.multiply_adds)
 
 
 def stepped(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-    """Where the optimiser's next step would take these parameters. It is taken with copies, of its state as well."""
+    """The parameters after the optimiser's next step, computed on copies of the parameters and its state."""
     copies = {p: nn.Parameter(p.detach().clone()) for p in parameters}
     groups = [{**g, "params": [copies[p] for p in g["params"] if p in copies]} for g in optimizer.param_groups]
     twin = cast("Any", type(optimizer))([group for group in groups if group["params"]])
@@ -383,7 +383,7 @@ def stepped(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> list[Te
 
 
 class _Slowed(torch.autograd.Function):
-    """The tensor itself, whose gradient is multiplied by a factor."""
+    """The same tensor, with its gradient multiplied by a factor."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
@@ -410,7 +410,7 @@ def _check_layers(network: nn.Module) -> None:
 
 
 def _start(network: nn.Module, head: str) -> list[tuple[float, float]]:
-    """Standard deviation and mean with which each parameter of a plain network should start."""
+    """Standard deviation and mean of each parameter's initial values."""
     found = []
     for name, _ in network.named_parameters():
         path, _, kind = name.rpartition(".")

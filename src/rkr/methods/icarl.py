@@ -20,18 +20,18 @@ from rkr.registry import register
     citation="Rebuffi et al., CVPR 2017",
 )
 class Icarl(Rehearsing):
-    """Sigmoid outputs that keep old answers and learn new ones; the class with the nearest mean of exemplars wins.
+    """Sigmoid outputs with distillation, and classification by the nearest mean of exemplars.
 
-    The loss is the binary cross-entropy of algorithm 3, summed over outputs: for old classes with what the network
-    answered before, for new ones with the labels. The authors take the mean over 100 outputs and a rate of 2.0, which
-    is about the same as this with the usual rates.
+    The loss is the binary cross-entropy of algorithm 3, summed over outputs: targets are the previous network's outputs
+    for old classes and the labels for new ones. The authors take the mean over 100 outputs and a rate of 2.0, which is
+    about equivalent with usual learning rates.
 
     Args:
         make: Builds the network.
         head: Its classification layer.
-        memory: Exemplars of all classes together.
-        flip: Means are of exemplars and their mirror images, as in the authors' code. In a recipe it is as
-            `training.augment.flip`, unless it is set.
+        memory: Number of exemplars of all classes together.
+        flip: Whether means include mirror images of the exemplars, as in the authors' code. Default in recipes:
+            `training.augment.flip`.
         bn: Batch normalisation: "shared" by all tasks, or "frozen" after the first.
     """
 
@@ -78,8 +78,10 @@ class Icarl(Rehearsing):
                 means[label] = F.normalize(torch.stack(parts).mean(0), dim=0)
 
     def capacity(self) -> Capacity:
-        """Tests need the means in place of heads. To go on learning, heads and exemplars are kept, which give the means
-        again."""
+        """Tests need the means instead of heads.
+
+        To go on learning, heads and exemplars are kept, from which the means follow.
+        """
         found = super().capacity()
         more = nbytes(self.heads) - sum(self.get_buffer(f"means_{task.number}").nbytes for task in self.seen)
         assert found.further_bytes is not None

@@ -1,4 +1,4 @@
-"""Joint training: all tasks' data at once, which a sequence of tasks does not allow. A reference point."""
+"""Joint training on the data of all tasks, which continual learning does not allow. A reference point."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Joint(OneNetwork):
         return (), int(self.sample_bytes)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """States of earlier versions do not tell how large samples are."""
+        """States of earlier versions lack the size of samples."""
         return super().load_state_dict({"sample_bytes": self.sample_bytes, **state_dict}, strict, assign)
 
     def groups(self) -> list[dict[str, Any]]:

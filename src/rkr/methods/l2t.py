@@ -14,7 +14,7 @@ from rkr.registry import register
 
 @register.method("l2t", "L2-Transfer: a penalty on leaving old weights", citation="Yoon et al., ICLR 2020")
 class L2Transfer(Anchored):
-    """All weights matter the same, and are held where the previous task left them, so that drift adds up over tasks."""
+    """All weights are equally important and stay near their values after the previous task, so drift adds up."""
 
     checked = "The description in APD's paper; there is no code of it."
     differs = (

@@ -8,7 +8,7 @@
                     end(train, validation)            importance weights, memories, freezing, ...
     at any time:    predict(x, number)                logits over the classes of one task
 
-Before `loss` the loop sets `whole_batch`, how many samples the batch has over all processes. Epochs are in training
+Before `loss` the loop sets `whole_batch`, the number of samples of the batch over all processes. Epochs are in training
 mode, `end` and `predict` in evaluation mode. Some methods
 apply their penalty only in `before_step` and `after_step`: skip these hooks and no penalty applies.
 
@@ -26,8 +26,7 @@ state and adopted the candidate.
 
 A learner is an `nn.Module`, so its state is its `state_dict`: parameters, and buffers for anything else that it
 remembers. To resume, the loop builds a new learner, calls `begin` for the same tasks, and loads
-that state; a method whose shape depends on more than the tasks, as on candidates that it adopted for earlier ones,
-overrides `load_state_dict`.
+that state; a method whose shape also depends on other things, such as adopted candidates, overrides `load_state_dict`.
 """
 
 from __future__ import annotations
@@ -48,18 +47,21 @@ from rkr.methods.learner_file import read_learner, write_learner
 
 MakeNetwork = Callable[[], nn.Module]
 ReadSamples = Callable[[], Iterator[tuple[Tensor, Tensor]]]
-"""A pass over a part of the task's samples, in order and without augmentation."""
+"""Reads samples in order, without augmentation."""
 
 
 @dataclass(frozen=True)
 class SeenTask:
-    """A task as its learner knows it. Labels count classes over all tasks, so this task's begin at `start`."""
+    """The part of a task that a learner knows.
+
+    Labels number the classes of all tasks; those of this task begin at `start`.
+    """
 
     number: int  # 0, 1, ...
     name: str
     class_names: tuple[str, ...]
     start: int
-    attributes: Tensor | None = None  # (C, A): what is known of the classes besides samples, in zero-shot learning
+    attributes: Tensor | None = None  # (C, A): descriptions of the classes in zero-shot learning
     unseen: tuple[int, ...] = ()  # classes without training samples, counted within the task
     scaling: tuple[Tensor, Tensor] | None = None  # (D,) each: what was taken from features, and what divided them
 
@@ -69,12 +71,12 @@ class SeenTask:
 
     @property
     def labels(self) -> slice:
-        """Its classes among those of all tasks."""
+        """Its range in the classes of all tasks."""
         return slice(self.start, self.start + self.classes)
 
 
 class Outcome(NamedTuple):
-    """A batch's mean loss, and how many samples were classified correctly (None if that has no meaning)."""
+    """A batch's mean loss and number of correctly classified samples (None if that has no meaning)."""
 
     loss: Tensor
     correct: Tensor | None
@@ -88,7 +90,7 @@ class Phase:
     epochs: int | None = None  # None: of the recipe's epochs this share, its milestones in proportion
     share: float = 1.0
     lr_factor: float = 1.0
-    same_optimizer: bool = False  # goes on with the optimiser of the phase before, which must train the same groups
+    same_optimizer: bool = False  # continues with the optimiser of the previous phase, which must train the same groups
 
 
 class Learner(nn.Module):
@@ -103,13 +105,13 @@ class Learner(nn.Module):
     """What it learns: one of `rkr.registry.SETTINGS`."""
 
     passes_on: ClassVar[Any] = None
-    """The class whose fields are further options, where the constructor takes these as `**options`."""
+    """The class whose fields are further options, if the constructor accepts them as `**options`."""
 
     isolating: ClassVar[bool] = False
     """Whether earlier tasks' outputs stay bit-identical. Every run checks it."""
 
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {}
-    """Options without a published value, and the values that `rkr tune` tries."""
+    """Options without a published value, with the values that `rkr tune` tries."""
 
     augment_options: ClassVar[Sequence[str]] = ()
     """Options whose default comes from the recipe's augmentation."""
@@ -126,22 +128,22 @@ class Learner(nn.Module):
     "never"."""
 
     checked: ClassVar[str] = ""
-    """What it was compared with: the authors' code, the paper's equations and printed counts."""
+    """What the implementation was checked against: the authors' code, the paper's equations or printed counts."""
 
     differs: ClassVar[Sequence[str]] = ()
-    """What differs from that on purpose, in sentences."""
+    """Deliberate differences from that, as sentences."""
 
     unrecorded: ClassVar[Mapping[str, Any]] = {}
-    """Options that came with a later version, and the values that they had before."""
+    """Options that were added in later versions, with the values that earlier versions used."""
 
     loadable: ClassVar[bool] = True
     """Whether `rkr.load_learner` can load what was learned."""
 
     learns_its_size: ClassVar[str] = ""
-    """If training decides on the capacity: what the capacity before training is, in words."""
+    """If the capacity depends on training: a description of the capacity before training."""
 
     holds_out: float = 0.1
-    """Share of the training samples on which candidates are compared, where the recipe has no validation part."""
+    """Share of the training samples on which candidates are compared, if the recipe has no validation split."""
 
     def __init__(self, make: MakeNetwork, head: str) -> None:
         super().__init__()
@@ -152,18 +154,21 @@ class Learner(nn.Module):
     # -- hooks --------------------------------------------------------------------------------------------
 
     def expects(self, classes: Sequence[int]) -> None:
-        """How many classes each task will have: a method that cannot learn them says so before any is trained."""
+        """Check the number of classes of each task.
+
+        Methods raise UsageError here, before training, if they cannot learn them.
+        """
 
     def begin(self, task: SeenTask) -> None:
-        """Make room for a task. Subclasses call this once, before or after what they do themselves."""
+        """Prepare for a task. Subclasses call this once."""
         self.seen.append(task)
 
     def phases(self) -> Sequence[Phase]:
-        """The passes in which the task is trained."""
+        """The training phases of the task."""
         return (Phase(),)
 
     def prepare(self, phase: Phase, train: ReadSamples) -> None:
-        """A phase begins. `train` reads what `rehearse` asked for until now."""
+        """Prepare for a phase. `train` reads the samples that `rehearse` has selected so far."""
 
     def rehearse(self, images: Sequence[int]) -> Mapping[int, Tensor | None]:
         """Which training images of which tasks (by number) to train on; None for all of a task's.
@@ -174,52 +179,55 @@ class Learner(nn.Module):
         return {self.task.number: None}
 
     def groups(self) -> list[dict[str, Any]]:
-        """Optimiser groups of what the phase trains."""
+        """The optimiser groups of the phase."""
         raise NotImplementedError
 
     def begin_epoch(self, progress: float) -> None:
-        """An epoch begins, or goes on after an interruption; `progress` is the share of the phase before it, 0 to 1."""
+        """An epoch begins or is resumed. `progress` is the completed share of the phase, 0 to 1."""
 
     def loss(self, x: Tensor, y: Tensor) -> Outcome:
-        """The loss of a batch; `y` counts classes over all tasks."""
+        """The loss of a batch. Labels `y` number the classes of all tasks."""
         raise NotImplementedError
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """The gradients of `loss` are there, over all processes, and the optimiser is about to move by them."""
+        """Called when the gradients of `loss` are summed over all processes, before the optimiser's step."""
 
     def after_step(self) -> None:
-        """The optimiser has moved."""
+        """Called after the optimiser's step."""
 
     def rounds(self) -> int:
-        """How many rounds of candidates the task at hand has; 0: it is trained as it is."""
+        """Number of rounds of candidates of the current task; 0 to train without candidates."""
         return 0
 
     def propose(self, number: int) -> list[Any]:
-        """The candidates of round `number` (0, 1, ...) of the task at hand, as JSON values."""
+        """The candidates of round `number` (0, 1, ...) of the current task, as JSON values."""
         raise NotImplementedError
 
     def adopt(self, candidate: Any) -> None:
-        """Become a candidate: make room for it, draw its new values.
+        """Become a candidate: create its parameters and draw their values.
 
-        The learner is in the state that `begin` of the task, and `propose` and `observe` of the rounds so far, left.
-        The winner is adopted after all rounds, and its trained state is loaded. That is the whole state of its learner:
-        anything that `observe` changed after the winner's training began is lost with the task.
+        The learner is in the state after `begin` of the task and `propose` and `observe` of the rounds so far. After
+        all rounds the winner is adopted and its trained state is loaded. That state is complete, so changes that
+        `observe` made after the winner's training began are lost.
         """
         raise NotImplementedError
 
     def score(self, candidate: Any, accuracy: float) -> float:
         """The score of a trained candidate, from its accuracy (0 to 1) on held-out samples with the task given.
 
-        The highest of all rounds wins, the first of equals. It is asked of the learner itself, which has not adopted
-        the candidate. A candidate whose training diverged scores -inf.
+        The highest of all rounds wins, the first of equals. Called on the learner itself, which has not adopted the
+        candidate. A candidate whose training diverged scores -inf.
         """
         return accuracy
 
     def observe(self, number: int, candidates: list[Any], scores: list[float]) -> None:
-        """Round `number` is over: learn from it how to propose."""
+        """Called after round `number`, to improve later proposals."""
 
     def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
-        """The task is learned. `train` reads what `rehearse` asks for; `validation` is there if the recipe has it."""
+        """Called after a task is trained.
+
+        `train` reads the samples that `rehearse` selects; `validation` is None without a validation split.
+        """
 
     def predict(self, x: Tensor, number: int) -> Tensor:
         """Logits over the classes of task `number` (0, 1, ...)."""
@@ -229,7 +237,7 @@ class Learner(nn.Module):
         """Task number and class within the task, for samples whose task is unknown: the most confident task wins.
 
         Every task computes a softmax over its own classes, and the highest probability wins (Hendrycks & Gimpel, ICLR
-        2017). Methods made for class-incremental learning answer by their own rule.
+        2017). Class-incremental methods have rules of their own.
         """
         found = [self.predict(x, task.number).float().softmax(1).max(1) for task in self.seen]
         confidence = torch.stack([values for values, _ in found])  # (T, B)
@@ -238,19 +246,19 @@ class Learner(nn.Module):
         return task, answers.gather(0, task[None])[0]
 
     def capacity(self) -> Capacity:
-        """What must be kept between tasks, by `rkr.capacity.RULE`."""
+        """What must be kept between tasks, counted by `rkr.capacity.RULE`."""
         raise NotImplementedError
 
     def notes(self) -> dict[str, Any]:
-        """What else is worth recording of the task just learned, as JSON."""
+        """Further facts to record about the task just learned, as JSON."""
         return {}
 
     def export(self, folder: Any) -> None:
-        """Write what was learned to a folder, for use outside of experiments."""
+        """Write what was learned to a folder, for use outside experiments."""
         write_learner(folder, self.state_dict())
 
     def restore(self, folder: Any) -> None:
-        """Take back what `export` wrote, the same tasks having begun."""
+        """Load what `export` wrote. The same tasks have begun."""
         self.load_state_dict(read_learner(folder)[1])
 
     # -- for subclasses -----------------------------------------------------------------------------------
@@ -271,7 +279,7 @@ class Learner(nn.Module):
 
 
 def plain_size(network: nn.Module) -> Capacity:
-    """The capacity of a plain network with its own head; multiply-adds are known if it has an `input_shape`."""
+    """The capacity of a plain network with its own head, with multiply-adds if it has an `input_shape`."""
     shape, parameters = getattr(network, "input_shape", None), sum(p.numel() for p in network.parameters())
     macs = None if shape is None else multiply_adds(network, shape)[0]
     return Capacity(parameters, parameters, nbytes(network), macs)
@@ -289,7 +297,7 @@ def decay_groups(network: nn.Module, leave_out: set[int] = frozenset()) -> list[
 
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
-    """Compute in evaluation mode. Restores each layer's mode on exit."""
+    """Compute in evaluation mode. Restore each layer's mode on exit."""
     modes = [(layer, layer.training) for layer in network.modules()]
     network.eval()
     try:

@@ -18,17 +18,17 @@ from rkr.registry import register
     "lwf", "LwF: old heads go on answering as before a task, on its images", citation="Li & Hoiem, ECCV 2016"
 )
 class Lwf(Taught):
-    """On images of the new task, old heads go on answering as they did: cross-entropy + λ Σ_old distillation.
+    """Old heads keep their outputs on images of the new task: cross-entropy + λ Σ_old distillation.
 
-    The answers to imitate are those of the network before the task, which is kept for as long; old heads are trained
-    too. Batch normalisation is shared, as new and old heads see the same images in one pass. Before, the new head is
-    trained by itself for a while (section 3, "warm-up"), so that its random answers do not pull at the network.
+    The targets come from a copy of the network made before the task; old heads are trained too. Batch normalisation is
+    shared, because new and old heads see the same images in one pass. First the new head is trained alone (section 3,
+    "warm-up"), so that its random outputs do not disturb the network.
 
     Args:
         make: Builds the network.
         head: Its classification layer.
         strength: λ.
-        temperature: Of the distillation.
+        temperature: Temperature of the distillation.
         warm_up: Share of the epochs, from the second task on, in which only the new head is trained. 0 for none.
         bn: Batch normalisation: "shared" by all tasks, or "frozen" after the first.
     """
@@ -67,7 +67,7 @@ class Lwf(Taught):
         self._warms_up = phase.name == "warm-up"
 
     def train(self, mode: bool = True) -> Lwf:
-        """While only the head is trained, no statistics move."""
+        """Freeze statistics while only the head is trained."""
         super().train(mode)
         if self._warms_up:
             self.network.eval()
@@ -79,7 +79,7 @@ class Lwf(Taught):
         return super().groups()
 
     def loss(self, x: Tensor, y: Tensor) -> Outcome:
-        if self._warms_up:  # old answers do not change, and nothing before the head learns
+        if self._warms_up:  # old outputs do not change, and only the head learns
             return self.classified(self.heads.heads[self.task.number](self.features(x)), y)
         logits = self.logits(x)
         loss, correct = self.classified(logits[:, self.task.labels], y)

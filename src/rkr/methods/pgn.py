@@ -1,4 +1,4 @@
-"""PGN, progressive neural networks (Rusu et al., 2016): a column for each task, helped by all earlier ones."""
+"""PGN, progressive neural networks (Rusu et al., 2016): a column per task, connected to all earlier columns."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Columns(Growth):
         return y
 
     def _lateral(self, site: Adapter, task: TaskState, x: Tensor) -> Tensor | None:
-        """What the adapter of a task's column puts out, if it has one here."""
+        """The output of the adapter of a task's column, if it has one here."""
         reduce, into, alpha, bias = (site.own(task, name) for name in ("reduce", "into", "alpha", "reduce_bias"))
         if reduce is None or into is None or alpha is None:
             return None
@@ -123,11 +123,11 @@ class Columns(Growth):
 
 @register.method("pgn", "PGN: a thin column for each task beside all earlier ones", citation="Rusu et al., 2016")
 class ProgressiveNetwork(Growing):
-    """Train a column, freeze it (batch normalisation with it), and put a new one beside it for the next task.
+    """Train a column, freeze it with its batch normalisation, and add a new one for the next task.
 
-    The first column is the network itself. Later ones are thin: else parameters grow with the square of the number of
-    columns, and only so does the published size come out (171 % on LeNet). A head takes the features of its own
-    column and of all earlier ones.
+    The first column is the network itself. Later ones are thin: otherwise parameters grow quadratically with the number
+    of columns, and thin columns give the published size (171 % on LeNet). A head uses the features of its own column
+    and of all earlier ones.
 
     Args:
         make: Builds the network.
@@ -204,7 +204,7 @@ class ProgressiveNetwork(Growing):
         return held
 
     def used(self, site: Adapter) -> int:
-        """Nothing of what is absent: connections from later columns, or those that an adapter replaces."""
+        """None for absent connections: those from later columns, or those that an adapter replaces."""
         rows, columns = self.born(site)
         present = rows >= columns
         if self.lateral == "adapter" and site.path in self.growth.spaces.into:
@@ -212,7 +212,7 @@ class ProgressiveNetwork(Growing):
         return int(present.sum()) * site.weight[0, 0].numel()
 
     def norm_numbers(self, key: str, tensor: Tensor, number: int) -> int:
-        """A column's own units; copies of those of earlier columns are no new numbers."""
+        """A column's own units. Copies of units of earlier columns are not counted."""
         if not number:
             return tensor.numel()
         space = self.growth.spaces.out.get(key.rpartition(".")[0])

@@ -1,4 +1,4 @@
-"""Progress & Compress (P&C; Schwarz et al., ICML 2018): learn a task beside what is known, then work it in."""
+"""Progress & Compress (P&C; Schwarz et al., ICML 2018): learn a task in an active column, then distil it."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from rkr.registry import register
     citation="Schwarz et al., ICML 2018",
 )
 class ProgressCompress(Anchored):
-    """Two columns: the knowledge base, which answers, and an active one that learns each task with its help.
+    """Two columns: the knowledge base, which predicts, and an active column that learns each task.
 
-    Progress: the active column, made anew for each task, is trained with lateral connections from the frozen knowledge
-    base. Compress: the knowledge base learns to answer as the active column does, held back by online EWC (section 3):
-    KL(active || base) + λ/2 Σ F* (θ - θ*)²; the paper's γ before F* lies within λ, and F is not normalised. Each phase
-    takes all epochs of the recipe.
+    Progress: the active column, newly initialised for each task, is trained with lateral connections from the frozen
+    knowledge base. Compress: the active column is distilled into the knowledge base under the penalty of online EWC
+    (section 3): KL(active || base) + λ/2 Σ F* (θ - θ*)²; the paper's γ before F* lies within λ, and F is not
+    normalised. Each phase takes all epochs of the recipe.
 
-    In both phases the active column is helped by the knowledge base as earlier tasks left it, so that what is to be
-    imitated does not move with the one who imitates. That copy and the active column are not counted: the next task
-    makes both anew.
+    In both phases the lateral connections come from a copy of the knowledge base as earlier tasks left it, so that the
+    target of the distillation is fixed. That copy and the active column are not counted, because the next task creates
+    both again.
 
     Args:
         make: Builds a network.
         head: Its classification layer.
         strength: λ.
         gamma: F* ← γ F* + F.
-        reduction: How much narrower lateral connections are.
+        reduction: Factor by which lateral connections are narrower.
         bn: Of the knowledge base: see `OneNetwork`.
     """
 
@@ -95,7 +95,7 @@ class ProgressCompress(Anchored):
         self._phase = phase.name
 
     def train(self, mode: bool = True) -> ProgressCompress:
-        """Of the column that is not trained, no statistics move."""
+        """Freeze the statistics of the column that is not trained."""
         super().train(mode)
         (self.network if self._phase == "progress" else self.active).eval()
         if self.helper is not None:
@@ -121,7 +121,7 @@ class ProgressCompress(Anchored):
             super().before_step(optimizer)
 
     def act(self, x: Tensor) -> Tensor:
-        """What the active column answers, with the help of the knowledge base."""
+        """The outputs of the active column, with lateral connections from the knowledge base."""
         return self.active(x) if self.helper is None else self.laterals.helped_answer(self.active, self.helper, x)
 
     def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:

@@ -1,8 +1,8 @@
-"""RCL, Reinforced Continual Learning (Xu & Zhu, NeurIPS 2018): a policy chooses how much wider each task makes the net.
+"""RCL, Reinforced Continual Learning (Xu & Zhu, NeurIPS 2018): a policy chooses how many units each task adds.
 
-Every task adds units to the layers, and only what comes with them is trained. How many is searched: a recurrent policy
-proposes numbers, each proposal is trained and judged by its accuracy on held-out samples less a penalty on its size,
-and the policy learns from that by REINFORCE. The best proposal is kept.
+Every task adds units to the layers and trains only these. A recurrent policy proposes their numbers. Each proposal is
+trained, and its reward is the accuracy on held-out samples minus a penalty on its size. The policy learns from the
+rewards by REINFORCE, and the best proposal is kept.
 """
 
 from __future__ import annotations
@@ -28,18 +28,17 @@ INIT = 0.08  # bound of the policy's first weights
 class Controller(nn.Module):
     """The policy and its baseline (section 3).
 
-    An LSTM of two layers makes one step for every layer of the network. It begins with a random vector that never
-    changes, the state; each step's probabilities are the next one's input. So the choices for the layers are
-    independent of each other, and the policy is a table of probabilities. The baseline is linear in the state.
-
-    Both learn by Adam, written out here because its moments are part of the learner's state.
+    An LSTM of two layers makes one step for every layer of the network. It starts from a fixed random vector, the
+    state; each step's probabilities are the next step's input. So the choices for the layers are independent, and the
+    policy is a table of probabilities. The baseline is linear in the state. Both are trained by Adam, implemented here
+    because its moments are part of the learner's state.
 
     Args:
-        layers: How many choices an action consists of.
-        actions: How many there are to choose from, each time.
+        layers: Number of choices of an action.
+        actions: Number of alternatives of each choice.
         hidden: Width of the LSTM.
-        policy_lr: Rate of the policy.
-        value_lr: Rate of the baseline.
+        policy_lr: Learning rate of the policy.
+        value_lr: Learning rate of the baseline.
     """
 
     state: Tensor
@@ -74,7 +73,7 @@ class Controller(nn.Module):
         return torch.cat(found)
 
     def sample(self, draws: Tensor) -> list[list[int]]:
-        """Actions, each choice picked by a number between 0 and 1, (M, L): the one at that share of the whole."""
+        """Sample actions (M, L) by inverse transform from uniform numbers in 0 to 1."""
         with torch.no_grad():
             upto = self().double().exp().cumsum(1)  # (L, A)
         picked = (draws.to(upto)[..., None] >= upto[:, :-1]).sum(-1)
@@ -82,10 +81,10 @@ class Controller(nn.Module):
         return found
 
     def losses(self, actions: Sequence[Sequence[int]], rewards: Tensor) -> tuple[Tensor, Tensor]:
-        """Of policy and baseline, for actions and what they earned.
+        """The losses of policy and baseline for actions and their rewards.
 
-        The gradient of the first is REINFORCE's, -(R - b) ∇log π(a) in the mean; the second is the squared error
-        of b.
+        The first is REINFORCE's, whose gradient is the mean of -(R - b) ∇log π(a); the second is the squared error of
+        b.
         """
         logs = self()[torch.arange(self.layers), torch.tensor(actions)].sum(1)  # (M,)
         baseline = self.value(self.state)
@@ -115,27 +114,26 @@ class Controller(nn.Module):
     search={"trials": 50},
 )
 class ReinforcedLearning(Growing):
-    """Grow for each task as a policy says, keep the best of its proposals, and train nothing but what is new.
+    """Add the units that a policy proposes, keep the best proposal, and train only what is new.
 
-    The first task trains the network as it is. A later one trains the weights of new units, those that take new units
-    as inputs, its own batch normalisation and its head. Weights among earlier units, and their biases, stay. Each task
-    has a new policy. Proposals of a round come from the same policy, which makes one step when all are judged.
-
-    Sizes are chosen for each set of channels that must have one width (`core/widths.py`): every layer of a LeNet, but
-    the whole of a residual stream. The published size (181 % on LeNet) comes from small additions, so by default
-    a step of an action is a share of the width: actions drawn evenly give about that size.
+    The first task trains the plain network. Later tasks train the weights of new units, weights with new units as
+    inputs, their own batch normalisation and head. Weights between earlier units, and their biases, are frozen. Each
+    task has a new policy. All proposals of a round come from the same policy, which is updated after the round. Sizes
+    are chosen for each set of channels that must have one width (`growth/widths.py`): each layer of a LeNet, but a
+    residual stream as a whole. The published size (181 % on LeNet) comes from small additions, so by default a step of
+    an action is a share of the width: actions drawn evenly give about that size.
 
     Args:
         make: Builds the network.
         head: Its classification layer.
-        trials: Proposals for each task; 50 in the paper, whose cost is 50 trainings for each task.
-        parallel: Proposals of one round, which can be trained at the same time; 1 in the paper.
-        actions: How many numbers of units there are to choose from: 0 to `actions` - 1 steps.
-        unit: Units in a step, as a share of the layer's width, rounded together; "absolute": one, as in the paper.
+        trials: Number of proposals per task. The paper has 50, so it trains each task 50 times.
+        parallel: Number of proposals per round, which can be trained at the same time; 1 in the paper.
+        actions: Number of alternatives for each size: 0 to `actions` - 1 steps.
+        unit: Size of a step as a share of the layer's width; totals are rounded. "absolute": one unit, as in the paper.
         penalty: Subtracted from a proposal's accuracy for each new unit.
         hidden: Width of the policy's LSTM.
-        policy_lr: Rate of the policy.
-        value_lr: Rate of its baseline.
+        policy_lr: Learning rate of the policy.
+        value_lr: Learning rate of its baseline.
     """
 
     checked = "The authors' code (xujinfan/Reinforced-Continual-Learning), which has fully connected networks only."

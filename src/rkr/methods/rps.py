@@ -34,12 +34,12 @@ EXEMPLARS = ("random", "herding")
 
 
 class Parallel(nn.Module):
-    """Modules in the place of one layer. Their outputs are added: sum_m BN_m(W_m x + b_m).
+    """Parallel modules that replace one layer. Their outputs are added: sum_m BN_m(W_m x + b_m).
 
-    Finished modules are linear, so all of them together are one layer, and cost no more.
+    Finished modules are linear, so they are computed together as one layer.
 
     Args:
-        first: Module 0, the network's own layer, and the batch normalisation behind it if there is one.
+        first: Module 0: the network's own layer and the batch normalisation after it, if any.
     """
 
     def __init__(self, *first: nn.Module) -> None:
@@ -56,7 +56,7 @@ class Parallel(nn.Module):
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Parallel:
-        """Statistics of finished modules do not move."""
+        """Freeze the statistics of finished modules."""
         super().train(mode)
         for number in self.finished:
             self.branches[number].eval()
@@ -70,7 +70,7 @@ class Parallel(nn.Module):
         return y
 
     def _parts(self) -> list[nn.Module]:
-        """What to add: modules, those that are finished as one."""
+        """The modules to add up, with all finished ones merged into one."""
         fixed = [cast("nn.Sequential", self.branches[n]) for n in self.branches if n in self.finished]
         if len(fixed) < 2 or not all(map(_is_linear, fixed)):
             return list(self.branches.values())
@@ -89,7 +89,7 @@ def _is_linear(branch: nn.Sequential) -> bool:
 @torch.inference_mode(False)
 @torch.no_grad()
 def _fold(branches: Sequence[nn.Sequential]) -> nn.Module:
-    """One layer that puts out the sum of what the modules do, statistics of their normalisation fixed."""
+    """One layer that computes the sum of the modules, with fixed normalisation statistics."""
     layers: list[Any] = []
     for branch in branches:
         layer, *norms = list(branch)
@@ -113,31 +113,32 @@ def _fold(branches: Sequence[nn.Sequential]) -> nn.Module:
 class RpsNet(Rehearsing):
     """Random paths through parallel modules; exemplars, and a distillation whose weight grows with the tasks.
 
-    The first path is the network itself. Every `jump` tasks a new one is due: candidates are drawn and trained, each by
-    itself, and the one with the best accuracy on held-out samples is kept. Whoever trains without candidates trains the
-    first that was drawn. What is no part of a module, such as LayerNorms, belongs to the first path.
+    The first path is the network itself. Every `jump` tasks a new path is chosen: candidates are drawn and trained
+    separately, and the one with the best accuracy on held-out samples is kept. Without candidates, the first path drawn
+    is trained. Parameters outside of modules, such as LayerNorms, belong to the first path.
 
     The loss of task t (0, 1, ...) is the cross-entropy over all classes so far plus phi KL(target || answers), both
     softened by the temperature. The target has what the network before the task answers for old classes, and the
     one-hot label for new ones. phi is 1 for t <= jump, then rigidity (t - jump): the paper's controller. As in the
     authors' code the terms of the divergence are cut off at 0, one by one: only answers that are too low count.
 
-    Other than in the authors' code, statistics of finished modules stay, the network before the task answers without
+    Unlike in the authors' code, statistics of finished modules are frozen, the network before the task does not use
     modules that it had not learned, classes of later tasks have no outputs yet, and nothing is chosen on test samples.
-    Their optimiser is Adam at 0.001, halved after 20, 40, 60 and 80 of 100 epochs; here the recipe decides.
+    Their optimiser is Adam at 0.001, halved after 20, 40, 60 and 80 of 100 epochs; here the recipe sets it.
 
     Args:
         make: Builds the network.
         head: Its classification layer.
-        modules: Of each layer (M). Where all are finished, later paths learn nothing new.
-        jump: Tasks that share a path (J).
-        candidates: Paths that are tried when a new one is due; 1: a random one, with nothing held out.
-        reuse: Paths are drawn from all modules, finished ones included, as the authors do, so that some layers get
-            nothing new. Otherwise from unused ones while there are any: candidates differ in their initial values.
-        memory: Exemplars of all classes together.
-        exemplars: Chosen at "random", as in the authors' code, or by "herding".
-        rigidity: Growth of phi.
-        temperature: Of the distillation.
+        modules: Number of modules per layer (M). When all are finished, later paths train nothing new there.
+        jump: Number of tasks that share a path (J).
+        candidates: Number of paths to try when a new one is chosen; 1 for a random path, with no samples held out.
+        reuse: Whether paths are drawn from all modules, including finished ones, as the authors do, so that some layers
+            have nothing new to train. Otherwise they are drawn from unused modules while there are any, and candidates
+            differ in initial values.
+        memory: Number of exemplars of all classes together.
+        exemplars: How they are chosen: at "random", as in the authors' code, or by "herding".
+        rigidity: Growth rate of phi.
+        temperature: Temperature of the distillation.
     """
 
     checked = "The authors' code (brjathu/RPSnet)."
@@ -188,7 +189,7 @@ class RpsNet(Rehearsing):
 
     @property
     def paths(self) -> list[list[int]]:
-        """All paths so far, the number of a module for each layer. The last one is being trained."""
+        """All paths so far, as the module's number for each layer. The last one is being trained."""
         return [path.tolist() for key, path in self.named_buffers(recurse=False) if key.startswith("path_")]
 
     def begin(self, task: SeenTask) -> None:
@@ -200,11 +201,11 @@ class RpsNet(Rehearsing):
         self._fit()
 
     def rounds(self) -> int:
-        """One for every new path, where there is a choice."""
+        """One round for every new path, if there is a choice."""
         return int(self.task.number % self.jump == 0 and len(self.propose(0)) > 1)
 
     def propose(self, number: int) -> list[Any]:
-        """The paths that were drawn when this one became due."""
+        """The paths that were drawn when this one was chosen."""
         drawn: list[list[int]] = self.get_buffer("drawn").tolist()
         return [path for path in drawn if path[0] >= 0]
 
@@ -214,7 +215,7 @@ class RpsNet(Rehearsing):
         self._fit()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Which modules there are depends on the paths."""
+        """Load the paths first: they determine which modules exist."""
         for key, path in self.named_buffers(recurse=False):
             if key.startswith("path_") and key in state_dict:
                 path.copy_(state_dict[key])
@@ -269,7 +270,7 @@ class RpsNet(Rehearsing):
         self.memory.keep([r[torch.randperm(len(r))] for r in rows])
 
     def capacity(self) -> Capacity:
-        """All modules on paths are kept and computed."""
+        """Count all modules on paths: they are kept and computed."""
         kept, macs = super().capacity(), self._plain.multiply_adds
         branches = [b for layer in self._parallel(self.network) for b in list(layer.branches.values())[1:]]
         more = sum(p.numel() for branch in branches for p in branch.parameters())
@@ -292,7 +293,7 @@ class RpsNet(Rehearsing):
         return [part for part in self.network.modules() if part not in inside]
 
     def _draw(self, paths: list[list[int]]) -> Tensor:
-        """Different candidates for the path after these, (candidates, L); rows of -1 where there are not so many."""
+        """Distinct candidates for the next path, (candidates, L), with rows of -1 if there are fewer."""
         drawn = torch.full((self.candidates, len(self._layers)), -1)
         if not paths:
             drawn[0] = 0
@@ -316,7 +317,7 @@ class RpsNet(Rehearsing):
         return drawn
 
     def _fit(self) -> None:
-        """Have the modules that are on paths and no others; only those that are new on the last path learn."""
+        """Keep exactly the modules on paths; only those new on the last path are trained."""
         paths = self.paths
         if len(paths) > 1:
             for part in self._rest():
@@ -368,7 +369,7 @@ def layers_and_norms(network: nn.Module, head: str) -> dict[str, str | None]:
 
 
 def _put_parallel(network: nn.Module, layer: str, norm: str | None) -> None:
-    """Exchange a layer, with its batch normalisation if there is one, for parallel modules."""
+    """Replace a layer, and its batch normalisation if any, with parallel modules."""
     own, *norms = [network.get_submodule(name) for name in (layer, norm) if name is not None]
     for part in norms:
         _exchange(network, part, nn.Identity())

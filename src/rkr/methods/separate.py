@@ -1,4 +1,4 @@
-"""One network for each task (the paper's "Original"): no forgetting and no transfer, at many times the size."""
+"""One network for each task (the paper's "Original"): no forgetting and no transfer, at T times the size."""
 
 from __future__ import annotations
 

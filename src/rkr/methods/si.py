@@ -20,10 +20,10 @@ from rkr.registry import register
     citation="Zenke et al., ICML 2017",
 )
 class SynapticIntelligence(Anchored):
-    """A weight matters as much as its way has lowered the loss: the path integral ω of -gradient times step.
+    """The importance of a weight is how much its path lowered the loss: the path integral ω of -gradient times step.
 
-    With the end of a task its importance grows by ω / (Δ² + ξ), Δ being how far the weight went (equations 4 and 5). It
-    never falls below 0, as in the authors' code: momentum and noise make some ω negative.
+    At the end of a task it grows by ω / (Δ² + ξ), where Δ is the weight's change (equations 4 and 5). It never falls
+    below 0, as in the authors' code: momentum and noise make some ω negative.
 
     Args:
         make: Builds the network.
@@ -76,7 +76,7 @@ class SynapticIntelligence(Anchored):
     @torch.no_grad()
     def end(self, train: ReadSamples, validation: ReadSamples | None = None) -> None:
         shared, importance = self.shared(), []
-        starts = self.anchor.values  # of the first task: the initial values, which it holds until then
+        starts = self.anchor.values  # of the first task: the initial values
         for p, start, path, old in zip(shared, starts, self.path, self.anchor.importance, strict=True):
             importance.append((old + path / ((p - start).square() + self.damping)).clamp(min=0))
         self.anchor.put(shared, importance)

@@ -1,4 +1,4 @@
-"""The networks of the paper's experiments and of the demo, as plain modules that know nothing of any learning method.
+"""The networks of the paper's experiments and of the demo: plain modules, independent of any learning method.
 
 Every network has an `input_shape`, the shape of one sample; every classifier ends in a linear layer `fc`.
 """

@@ -23,7 +23,7 @@ from rkr.registry import register
 
 
 class Encoder(nn.Module):
-    """Vectors to the mean and log-variance of a Gaussian in the latent space.
+    """Maps vectors to the mean and log-variance of a Gaussian in the latent space.
 
     Mean and log-variance come from two separate layers: a single layer of twice the width has as many parameters, but
     would not give the paper's figures for rectification.
@@ -55,7 +55,7 @@ class VisualEncoder(Encoder):
 
 
 class Decoder(nn.Module):
-    """Latents back to vectors."""
+    """Maps latents back to vectors."""
 
     def __init__(self, latent: int, hidden: int, out_features: int) -> None:
         super().__init__()
@@ -85,13 +85,13 @@ class WarmUp:
     end: float
 
     def __call__(self, progress: float) -> float:
-        """The weight when a share `progress` (0 to 1) of the epochs is over."""
+        """The weight after a fraction `progress` (0 to 1) of the epochs."""
         return self.factor * min(1.0, max(0.0, (100 * progress - self.start) / (self.end - self.start)))
 
 
 @dataclass(frozen=True)
 class Terms:
-    """The parts of the loss, each summed over the batch and over dimensions, and without its weight."""
+    """The terms of the loss, unweighted, each summed over the batch and over dimensions."""
 
     reconstruction: Tensor
     kl: Tensor
@@ -147,30 +147,30 @@ class CadaVae(nn.Module):
         self._alignment = _warm_up("alignment", alignment)
 
     def attribute_vae(self, attributes: int) -> Vae:
-        """A new autoencoder of so many attributes, for the same latent space."""
+        """A new autoencoder of attributes for the same latent space."""
         encoder, decoder = self._attribute_sizes
         made = Vae(Encoder(attributes, encoder, self.latent), Decoder(self.latent, decoder, attributes))
         return made.to(next(self.decoder.parameters()))
 
     def sample(self, gaussian: Gaussian) -> Tensor:
-        """Latents drawn at random (reparameterisation)."""
+        """Draws latents by reparameterisation."""
         mu, logvar = gaussian
         noise = torch.randn_like(mu[:, :1] if self._noise == "sample" else mu)  # (B, 1) or (B, latent)
         return mu + noise * torch.exp(logvar if self._deviation == "exp(logvar)" else 0.5 * logvar)
 
     def loss(self, visual: Gaussian, x: Tensor, attribute_vae: Vae, a: Tensor, progress: float) -> Tensor:
-        """All terms with their weights when a share `progress` of the epochs is over, summed over the batch."""
+        """The weighted loss after a fraction `progress` of the epochs, summed over the batch."""
         return self.total(self.terms(visual, x, attribute_vae, a, progress), progress)
 
     def terms(self, visual: Gaussian, x: Tensor, attribute_vae: Vae, a: Tensor, progress: float = 1.0) -> Terms:
         """The loss of images `x` (B, D), encoded as `visual`, and the attributes `a` (B, A) of their classes.
 
-        The cross-reconstruction, a third of a step's work, is 0 and is not computed where it has no weight yet.
+        The cross-reconstruction takes a third of a step. It is skipped, as 0, while its weight is 0.
         """
         semantic: Gaussian = attribute_vae.encoder(a)
         z_x, z_a = self.sample(visual), self.sample(semantic)
         if self._cross(progress):
-            # One pass decodes both what comes from a thing's own latent and what comes from the other's.
+            # One pass decodes both each latent and its counterpart from the other modality.
             own_x, cross_x = self.decoder(torch.cat([z_x, z_a])).chunk(2)
             own_a, cross_a = attribute_vae.decoder(torch.cat([z_a, z_x])).chunk(2)
             cross = _l1(cross_x, x) + _l1(cross_a, a)
@@ -187,7 +187,7 @@ class CadaVae(nn.Module):
         )
 
     def total(self, terms: Terms, progress: float) -> Tensor:
-        """The terms with their weights when a share `progress` of the epochs is over."""
+        """The weighted terms after a fraction `progress` of the epochs."""
         return (
             terms.reconstruction
             + self._kl(progress) * terms.kl

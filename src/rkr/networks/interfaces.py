@@ -1,4 +1,4 @@
-"""What methods for zero-shot tasks ask of a network; any module that has this can be trained by them."""
+"""What zero-shot methods need from a network. They can train any module that implements these protocols."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class AttributeVae(Protocol):
 
 
 class AlignedVae(Protocol):
-    """An autoencoder of image features whose latent space others, of attributes, share: `rkr.networks.CadaVae`."""
+    """An autoencoder of image features that shares its latent space with those of attributes, as `CadaVae`."""
 
     encoder: nn.Module  # features (B, D) to a Gaussian; has an `input_shape` too
     decoder: nn.Module
@@ -26,10 +26,10 @@ class AlignedVae(Protocol):
     input_shape: tuple[int, ...]  # (D,)
 
     def attribute_vae(self, attributes: int) -> nn.Module:
-        """A new `AttributeVae` of so many attributes, for the same latent space."""
+        """A new `AttributeVae` for the same latent space."""
 
     def sample(self, gaussian: Gaussian) -> Tensor:
-        """Latents drawn at random."""
+        """Draws latents at random."""
 
     def loss(self, visual: Gaussian, x: Tensor, attribute_vae: Any, a: Tensor, progress: float) -> Tensor:
         """The loss of images `x`, encoded as `visual`, and the attributes `a` of their classes, summed over them.
@@ -39,6 +39,9 @@ class AlignedVae(Protocol):
 
 
 def is_aligned_vae(network: nn.Module) -> bool:
-    """Whether a network has all that an `AlignedVae` has. (`isinstance` does not look where modules keep theirs.)"""
+    """Whether a network implements `AlignedVae`.
+
+    (`isinstance` does not see the attributes that modules store in dictionaries.)
+    """
     wanted = ("encoder", "decoder", "latent", "input_shape", "attribute_vae", "sample", "loss")
     return all(hasattr(network, name) for name in wanted)

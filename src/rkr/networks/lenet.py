@@ -11,8 +11,8 @@ class LeNet(nn.Module):
     """Two 5x5 convolutions and three linear layers for 32x32 images.
 
     The widths 20-50-800-500 are those of APD (Yoon et al., ICLR 2020), which the paper compares with. Batch
-    normalisation stands where APD has local response normalisation: only so do the paper's memory figures
-    come out, 3,038,110 parameters with 100 classes.
+    normalisation replaces APD's local response normalisation. Only then do the sizes match the paper's memory figures:
+    3,038,110 parameters with 100 classes.
     """
 
     def __init__(self, classes: int = 100, in_channels: int = 3) -> None:
@@ -28,7 +28,7 @@ class LeNet(nn.Module):
         self.fc = nn.Linear(500, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        # Pooling before ReLU: the maximum of ReLU is the ReLU of the maximum, and a quarter of the values to pass over.
+        # Pool before ReLU: the result is the same, and ReLU has a quarter of the values to process.
         x = self.bn1(self.conv1(x))  # (B, 20, 32, 32)
         x = F.relu(F.max_pool2d(x, kernel_size=3, stride=2, padding=1))  # (B, 20, 16, 16)
         x = self.bn2(self.conv2(x))  # (B, 50, 16, 16)

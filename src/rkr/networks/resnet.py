@@ -40,7 +40,7 @@ class ZeroPad(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut; `downsample` is the shortcut where the shape changes."""
+    """Two 3x3 convolutions with a shortcut; `downsample` is the shortcut if the shape changes."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int, shortcut: Shortcut) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class ResNet(nn.Module):
     """A stem, stages `layer1`, `layer2`, ... of basic blocks, and the classifier `fc`.
 
     `blocks` and `widths` give the number of blocks and of channels of each stage; every stage but the first
-    halves the image. The stem "cifar" keeps a 32x32 image whole, "imagenet" brings 224x224 down to 56x56.
+    halves the image. The stem "cifar" keeps the resolution of 32x32 images; "imagenet" reduces 224x224 to 56x56.
     """
 
     def __init__(

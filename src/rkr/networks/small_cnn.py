@@ -1,4 +1,4 @@
-"""A small convolutional network for small images: what the demo learns with."""
+"""A small convolutional network for small images, used by the demo."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def message(path: Path) -> str:
         ('title = "Mine"', "", "title: is missing"),
         ("lr = 0.01", "", "training.lr: is missing"),
         ('where = "table 1"', "", "paper.where (entry 1): is missing"),
-        ("lr = 0.01\nmomentum = 0.9", "momentum = 2", "training.lr: is missing (1 more to mend)"),
+        ("lr = 0.01\nmomentum = 0.9", "momentum = 2", "training.lr: is missing (1 more error)"),
         # types and bounds
         ("epochs = 100", "epochs = '100'", 'training.epochs: must be a whole number, not "100"'),
         ("epochs = 100", "epochs = 1.5", "training.epochs: must be a whole number, not 1.5"),
@@ -112,7 +112,7 @@ def message(path: Path) -> str:
         (
             'source = "cifar100"',
             'source = "cifar-100"',
-            f"stream.source: no data set is called 'cifar-100'; did you mean 'cifar100'? Choose one of {SOURCES}",
+            f"stream.source: no dataset is called 'cifar-100'; did you mean 'cifar100'? Choose one of {SOURCES}",
         ),
         (
             "tasks = 10",

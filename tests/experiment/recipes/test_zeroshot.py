@@ -1,4 +1,4 @@
-"""The zero-shot recipes: the paper's tables, orders of data sets, the validation part, and what is said of mistakes."""
+"""The zero-shot recipes: the paper's tables, orders of datasets, the validation part, and what is said of mistakes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAPER = ("gzsl", "gzsl-components", "gzsl-first-task", "gzsl-init", "gzsl-rank")
 SEVEN = ["base", "sft", "l1", "l2", "lzsl", "rkr", "original"]
 RKR = [33.39, 51.34, 40.46, 58.79, 69.36, 63.64, 47.52, 49.22, 48.36, 42.22, 36.01, 38.87]
 
-# Rows of the paper's tables: U, S and H of each data set in turn.
+# Rows of the paper's tables: U, S and H of each dataset in turn.
 TABLES: dict[tuple[str, str], list[float]] = {
     ("gzsl", "base"): [6.69, 0.59, 1.09, 5.14, 0.92, 1.56, 0.87, 0.67, 0.76, 43.40, 33.95, 38.10],
     ("gzsl", "sft"): [24.24, 23.21, 23.71, 47.27, 55.18, 50.92, 35.46, 34.74, 35.10, 38.47, 36.10, 37.20],
@@ -55,7 +55,7 @@ def test_all_tables_have_the_same_settings_but_for_methods_and_orders() -> None:
 
 
 def row(recipe: Recipe, method: str, order: str) -> list[float]:
-    """U, S and H of each data set in turn."""
+    """U, S and H of each dataset in turn."""
     found: dict[str, tuple[float, ...]] = {}
     for number in recipe.paper:
         if number.method == method and number.order in (None, order) and number.values is not None:
@@ -290,7 +290,7 @@ def test_own_recipe(write_zero_shot: Write) -> None:
             f"stream.scalar: no such key; did you mean 'scaler'? The keys here are {STREAM_KEYS}",
         ),
         ('"train"', '"test"', 'stream.scaler: must not be "test"; choose one of train, each, none'),
-        ('["AWA1", "CUB"]', '["CUB", "CUB"]', "stream.datasets: a data set comes twice: CUB, CUB"),
+        ('["AWA1", "CUB"]', '["CUB", "CUB"]', "stream.datasets: a dataset is listed twice: CUB, CUB"),
         ('["AWA1", "CUB"]', "[]", "stream.datasets: must not be empty"),
         ('["AWA1", "CUB"]', '"CUB"', 'stream.datasets: must be a list in brackets, not "CUB"'),
         ('kind = "zero-shot"', "", "stream.kind: is missing"),
@@ -346,7 +346,7 @@ def test_mistakes(write_zero_shot: Write, old: str, new: str, said: str) -> None
         load_recipe(path)
     text = str(caught.value).replace(f"{path.parent}/", "")
     assert text.startswith(f"my.toml: {said}")
-    assert "more to mend" not in text
+    assert "more error" not in text
     assert "\n" not in text
 
 

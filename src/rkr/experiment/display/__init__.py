@@ -1,4 +1,4 @@
-"""What a run looks like from outside: a terminal, a log file, another program, TensorBoard. All listen to events."""
+"""Displays of runs: a terminal, a log file, JSON for other programs, TensorBoard. All receive events."""
 
 from rkr.experiment.display.base import Display, Quiet, both
 from rkr.experiment.display.choose import MODES, Mode, choose_display

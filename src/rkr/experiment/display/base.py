@@ -1,4 +1,4 @@
-"""What every display is: a context manager that is called with events, from any thread."""
+"""The base of displays: a context manager that is called with events, from any thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Display(ABC):
     """`with display as watch: watch(event)`. Events of several runs may come at once, each from its own thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a signal's handler may tell an event amid another
+        self._lock = threading.RLock()  # a signal handler may emit an event while another is handled
 
     def __enter__(self: D) -> D:
         self.open()
@@ -39,7 +39,7 @@ class Display(ABC):
 
     @abstractmethod
     def show(self, event: Event) -> None:
-        """One event; never two at once."""
+        """Handle one event. Calls never overlap."""
 
 
 class Quiet(Display):
@@ -50,7 +50,7 @@ class Quiet(Display):
 
 
 def both(*watches: Watch) -> Watch:
-    """Each event to each of the watches, in order. Displays among them must be open."""
+    """Pass each event to each of the watches, in order. Displays among them must be open."""
 
     def watch(event: Event) -> None:
         for each in watches:

@@ -1,4 +1,4 @@
-"""Which display a mode means."""
+"""Chooses the display of a mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events as lines of JSON, for other programs; and back, for a process that shows what another one does."""
+"""Events as lines of JSON for other programs, and back, for a process that displays another one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from rkr.experiment.events import KINDS, Event, Preparing, Progress, Watch, from
 
 
 class JsonLines(Display):
-    """An object per event, one to a line, each written at once. One per `every` seconds and run of
-    `Progress` and `Preparing`."""
+    """One JSON object per line and event, written at once.
+
+    `Progress` and `Preparing` at most every `every` seconds per run.
+    """
 
     def __init__(
         self, stream: TextIO | None = None, every: float = 1.0, clock: Callable[[], float] = time.monotonic
@@ -35,7 +37,7 @@ class JsonLines(Display):
 
 
 def relay(lines: Iterable[str], watch: Watch, other: Callable[[str], None] | None = None) -> None:
-    """Tell `watch` the events that another process has written as `JsonLines`; lines that are none go to `other`."""
+    """Pass the events that another process has written as `JsonLines` to `watch`, and other lines to `other`."""
     for line in lines:
         line = line.rstrip("\r\n")
         try:
@@ -48,7 +50,7 @@ def relay(lines: Iterable[str], watch: Watch, other: Callable[[str], None] | Non
 
 
 def _finite(value: Any) -> Any:
-    """NaN and infinity are not JSON: null instead."""
+    """Replace NaN and infinity, which are not JSON, with null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -59,7 +61,7 @@ def _finite(value: Any) -> Any:
 
 
 def _event(values: dict[str, Any]) -> Event:
-    """The event of a line, with NaN again where null cannot have been None."""
+    """The event of a line, with NaN restored where None is impossible."""
     hints = get_type_hints(KINDS[values["event"]])
     for key, value in values.items():
         if value is None and hints.get(key) is float:

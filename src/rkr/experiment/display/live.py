@@ -1,4 +1,4 @@
-"""A terminal: a bar per run that is under way, and above them a line for each task or candidate that is learned."""
+"""Terminal display: a bar per active run, and above the bars a line for each task or candidate that is learned."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rkr.experiment.events import (
 
 @dataclass(frozen=True)
 class _Row:
-    """What is known of a run that is under way."""
+    """The state of an active run."""
 
     label: str
     tasks: int = 0  # 0: not told
@@ -43,17 +43,18 @@ class _Row:
     accuracy: float | None = None
     done: float = 0.0
     left: float | None = None
-    testing: bool = False  # all epochs of the task are over, its result is not there yet
+    testing: bool = False  # all epochs of the task are over, but it is not tested yet
     round: tuple[int, int] = (0, 0)  # which (1, 2, ...) of how many
     candidates: int = 0  # of the round; 0: the task is trained as it is
-    trying: tuple[int, ...] = ()  # the candidates under way
-    preparing: str = ""  # what is done before training
+    trying: tuple[int, ...] = ()  # the candidates in training
+    preparing: str = ""  # preparations before training
 
 
 class Live(Display):
-    """Bars that move, `rate` times a second at most; where the stream is no terminal, only the lines that stay.
+    """Bars that are updated at most `rate` times a second.
 
-    There is no thread: nothing is drawn between events, and processes may be forked at any time.
+    Without a terminal only the permanent lines are written. There is no thread: nothing is drawn between events, so
+    processes may be forked at any time.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Live(Display):
             console=self._console,
             auto_refresh=False,
             transient=True,
-            # What others print goes above the bars, unless it goes to a file.
+            # Other output appears above the bars, unless it goes to a file.
             redirect_stdout=_terminal(sys.stdout),
             redirect_stderr=_terminal(sys.stderr),
         )
@@ -82,7 +83,7 @@ class Live(Display):
         self._live.start()
 
     def close(self) -> None:
-        """Give the terminal back. The bar of a run that did not tell its end stays: it shows where that was."""
+        """Release the terminal. The bar of a run without a final event stays, to show its position."""
         self._live.transient = not self._rows
         self._live.stop()
 
@@ -140,7 +141,7 @@ class Live(Display):
         return mark if _unicode(self._console.encoding) else simple
 
     def _print(self, line: str, style: str = "", more: str = "", more_style: str = "") -> None:
-        """A line that stays, above the bars; where it is too long, the rest is indented."""
+        """Print a permanent line above the bars. Continuation lines are indented."""
         whole = Text.assemble(
             (text.encodable(line, self._console.encoding), style),
             (text.encodable(more, self._console.encoding), more_style),
@@ -153,7 +154,7 @@ class Live(Display):
 
 
 def _with_candidate(row: _Row, event: Progress | EpochEnd) -> _Row:
-    """The row with the candidate that an event is about, beside others of its round that are under way."""
+    """The row with the candidate of an event, and the others of its round in training."""
     if event.round is None or event.candidate is None:
         return replace(row, candidates=0, trying=())
     one, count = event.candidate
@@ -162,7 +163,7 @@ def _with_candidate(row: _Row, event: Progress | EpochEnd) -> _Row:
 
 
 class _Bars:
-    """The rows as they are when drawn, in columns, as much of them as there is room for."""
+    """Renders the current rows in as many columns as fit."""
 
     def __init__(self, rows: dict[str, _Row]) -> None:
         self._rows = rows
@@ -172,7 +173,7 @@ class _Bars:
 
 
 def layout(rows: Sequence[_Row], width: int, unicode: bool = True) -> list[Text]:
-    """One line per run, none wider than `width`: words go first, then the run's name is cut, then columns go."""
+    """One line per run, at most `width` wide: words, then names, are shortened, then columns dropped."""
     if not rows:
         return []
     names = max(cell_len(row.label) for row in rows)
@@ -206,7 +207,7 @@ def layout(rows: Sequence[_Row], width: int, unicode: bool = True) -> list[Text]
 
 
 def _cells(row: _Row, short: bool) -> dict[str, str]:
-    """The columns after the bar, in words or `short`; empty where there is nothing to say yet."""
+    """The columns after the bar, in words or `short`; empty if there is no value yet."""
     if row.preparing:
         return dict.fromkeys(("task", "candidate", "loss", "accuracy", "left"), "") | {"epoch": row.preparing}
     task = text.of(row.number, row.tasks)
@@ -242,7 +243,7 @@ def _candidates(row: _Row, short: bool) -> str:
 
 
 def _cut(label: str, size: int, unicode: bool) -> Text:
-    """A name in so many columns. Runs of one experiment differ at the end: that is what is kept."""
+    """Shorten a name. The end is kept, because runs of one experiment differ there."""
     if cell_len(label) > size:
         while label and cell_len(label) > size - 1:
             label = label[1:]

@@ -26,7 +26,7 @@ from rkr.experiment.events import (
 
 @dataclass
 class _Run:
-    """What later lines need of earlier events."""
+    """The parts of earlier events that later lines need."""
 
     since: float  # when the last line was written
     tasks: int = 0
@@ -37,7 +37,7 @@ class _Run:
 class Plain(Display):
     """A line per task and candidate, and one per epoch, at most every `every` seconds unless epochs take longer.
 
-    Within an epoch there is a line only after `6 * every` seconds, and not where the end of the epoch is near.
+    Within an epoch there is a line only after `6 * every` seconds, and none near the end of the epoch.
     """
 
     def __init__(

@@ -18,8 +18,8 @@ class TensorBoard(Display):
     """Writes event files to `<run folder>/tensorboard`. A step is an epoch of training, counted through all tasks.
 
     After every epoch `training/loss`, `training/accuracy`, `training/lr`; after every task `test_accuracy/task_01`, ...
-    and `test_accuracy/mean`, and the task-agnostic accuracies under `test_accuracy_inferred`. Where a run goes on,
-    what an earlier attempt has written of the same epochs is withdrawn.
+    and `test_accuracy/mean`, and the task-agnostic accuracies under `test_accuracy_inferred`. When a run is resumed,
+    points of epochs that are repeated are purged.
     """
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ def one_line(text: str) -> str:
 
 
 def encodable(text: str, encoding: str | None) -> str:
-    """Text that a stream can take: a letter that it cannot write must not end a run."""
+    """Replace characters that a stream cannot encode, which must not end a run."""
     encoding = encoding or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
@@ -79,7 +79,7 @@ def candidate_end(event: CandidateEnd, tasks: int = 0) -> str:
 
 
 def task_end(event: TaskEnd) -> str:
-    """A task's result, all but `proof`: "run: task 3/10 (name): 81.20 %, mean 79.90 %"."""
+    """A task's result without `proof`: "run: task 3/10 (name): 81.20 %, mean 79.90 %"."""
     parts = []
     if event.accuracy:
         what = "" if event.measure == "accuracy" else f"{event.measure} "
@@ -91,7 +91,7 @@ def task_end(event: TaskEnd) -> str:
 
 
 def proof(event: TaskEnd) -> str:
-    """What the comparison with earlier answers has shown; nothing where there was nothing to compare."""
+    """The result of comparing outputs of earlier tasks; "" if there was nothing to compare."""
     if event.unchanged is None or (event.unchanged and event.number == 1):
         return ""
     return "earlier tasks bit-identical" if event.unchanged else "EARLIER TASKS CHANGED"

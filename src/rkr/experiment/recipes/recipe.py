@@ -1,4 +1,4 @@
-"""A recipe: everything that decides an experiment, and the numbers that the paper has for it."""
+"""A recipe: everything that defines an experiment, and the paper's numbers for it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ VALIDATION = "validation"
 def _kind(stream: Any) -> str:
     if not isinstance(stream, Mapping):
         return "<zero-shot>" if getattr(stream, "kind", None) == "zero-shot" else "<images>"
-    meant = "datasets" in stream and "source" not in stream  # whatever `kind` says: it may be misspelt
+    meant = "datasets" in stream and "source" not in stream  # regardless of `kind`, which may be misspelt
     return "<zero-shot>" if meant or stream.get("kind") == "zero-shot" else "<images>"
 
 
@@ -51,7 +51,7 @@ AnyStream = Annotated[
 
 
 class Recipe(Settings):
-    """An experiment, as one TOML file holds it.
+    """An experiment, as defined in a TOML file.
 
     `recipe.stream(order, data)` loads the data and is the stream of tasks; `recipe.build_network()` is the network.
     """
@@ -64,7 +64,7 @@ class Recipe(Settings):
     network: NetworkSettings
     training: TrainingSettings
     classifier: dict[str, Any] = Field(default_factory=dict)  # of zero-shot tasks: see `ClassifierOptions`
-    methods: Annotated[dict[str, MethodSettings], Field(min_length=1)]  # those that run unless others are asked for
+    methods: Annotated[dict[str, MethodSettings], Field(min_length=1)]  # methods that run by default
     paper: Annotated[tuple[PaperNumber, ...], List] = ()
 
     @model_validator(mode="before")
@@ -157,7 +157,7 @@ class Recipe(Settings):
                 raise problem(f"methods.{name}", str(error)) from None
 
     def _check_images(self, stream: StreamSettings) -> None:
-        """Try the network on an image of the source's shape, on the meta device, where nothing is computed."""
+        """Try the network on an image of the source's shape, on the meta device, without computing anything."""
         from torch import nn
 
         if stream.entry.in_files and not stream.options.get("resident") and self.training.augment.rotate:
@@ -173,7 +173,7 @@ class Recipe(Settings):
             raise problem("network", str(error)) from None
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        """Raise UsageError if the network cannot take images of a shape. Nothing is computed."""
+        """Raise UsageError if the network does not accept images of a shape. Nothing is computed."""
         import torch
 
         network = self.network.blank
@@ -201,19 +201,19 @@ class Recipe(Settings):
         return MethodSettings(learner=name, setting=self.setting)
 
     def entries(self, method: str) -> list[Entry]:
-        """What is known of a method, and of the network and the data that it runs with."""
+        """The registered entries of a method, its network and its data."""
         sources = [self.stream.entry] if isinstance(self.stream, StreamSettings) else []
         return [self.method(method).method, self.network.entry, *sources]
 
     def options(self, name: str) -> dict[str, Any]:
-        """The options of a method that are set here, for it or for all, or follow from how images are augmented."""
+        """The options of a method that the recipe sets, for it or for all methods, or its augmentation implies."""
         chosen = self.method(name)
         learner, augment = chosen.method.learner, self.training.augment.model_dump()
         for_all = {option: getattr(self, option) for option in learner.recipe_options}
         return {**{option: augment[option] for option in learner.augment_options}, **for_all, **chosen.options}
 
     def training_of(self, name: str) -> TrainingSettings:
-        """How a method is trained: with the optimiser of its own if it has one, else with the recipe's."""
+        """The training settings of a method: its own optimiser if it has one, else the recipe's."""
         return self.training.with_changes(**self.method(name).own_training)
 
     def changed(self, epochs: int | None = None, seed: int | None = None, limit: int | None = None) -> Recipe:
@@ -225,7 +225,7 @@ class Recipe(Settings):
         return self.model_copy(update={"training": training, "stream": stream})
 
     def on_validation(self) -> Recipe:
-        """The recipe tested on what is held out of training: for choices that must not see the test.
+        """The recipe with tests on held-out training samples, for choices that must not depend on test samples.
 
         Of images it is a fifth of every class, unless the recipe has another share; of zero-shot tasks, some classes.
         """
@@ -242,7 +242,7 @@ class Recipe(Settings):
 
     @property
     def chooses_steps(self) -> bool:
-        """Whether the length of classifiers must be chosen on the validation part before anything is tested."""
+        """Whether the length of classifier training must be chosen on the validation split before tests."""
         on_test = isinstance(self.stream, ZeroShotSettings) and self.stream.part == "test"
         return on_test and self.classifier.get("steps") == VALIDATION
 
@@ -260,7 +260,7 @@ class Recipe(Settings):
         chosen = recipe.method(method)
         options = {**chosen.method.options, **recipe.options(method)}
         parts = recipe.model_dump(mode="json", include={"stream", "network", "training"})
-        if chosen.own_training:  # in the place of what `training` says
+        if chosen.own_training:  # instead of the values of `training`
             trained = recipe.training_of(method).model_dump(mode="json")
             parts["own_training"] = {name: trained[name] for name in chosen.own_training}
         return {
@@ -284,9 +284,9 @@ class Recipe(Settings):
     def published(
         self, method: str, metric: str = "average accuracy", order: str | None = None
     ) -> float | tuple[float, ...] | None:
-        """The paper's number, a difference added to what it is a difference to; None if there is none.
+        """The paper's number, or None; deltas are resolved.
 
-        Where it depends on the order of tasks, it is that of the recipe's first order unless another is given.
+        If it depends on the order of tasks, it is that of the given order, by default the recipe's first.
         """
         here = (None, str(self.orders[0]) if order is None else order)
         numbers = [number for number in self.paper if number.metric == metric and number.order in here]
@@ -300,9 +300,9 @@ class Recipe(Settings):
         return None
 
     def published_numbers(self, order: str | None = None) -> dict[str, tuple[float, float | None]]:
-        """For each method the paper's average accuracy, with half of its confidence interval where it is printed.
+        """The paper's average accuracy for each method, with the half-width of its confidence interval if printed.
 
-        Where the paper has numbers of single orders, they are those of the given one, or else of the first.
+        If the paper has numbers for single orders, they are those of the given order, by default the first.
         """
         found: dict[str, tuple[float, float | None]] = {}
         metric = "H" if self.zero_shot else "average accuracy"

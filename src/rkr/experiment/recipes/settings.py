@@ -1,4 +1,4 @@
-"""The parts of a recipe, each checked for itself when it is read."""
+"""The sections of a recipe, each validated when it is read."""
 
 from __future__ import annotations
 
@@ -34,9 +34,16 @@ def found(table: Names[E], name: str, key: str) -> E:
     try:
         return table[name]
     except KeyError:
-        raise problem(key, f"no {table.what} is called {name!r}{choose(name, table)}") from None
+        raise problem(key, f"no {table.kind} is called {name!r}{_hint(table, name)}") from None
     except UsageError as error:  # a dotted name that cannot be imported
         raise problem(key, str(error)) from None
+
+
+def _hint(table: Names[E], name: str) -> str:
+    module, dot, attribute = name.rpartition(".")
+    if dot and attribute.isidentifier() and all(part.isidentifier() for part in module.split(".")):
+        return f"; did you mean '{module}:{attribute}'?"
+    return choose(name, table)
 
 
 def check_options(entry: Entry, given: dict[str, Any], prefix: str = "", **more: Sequence[str]) -> None:
@@ -47,18 +54,18 @@ def check_options(entry: Entry, given: dict[str, Any], prefix: str = "", **more:
 
 
 class StreamSettings(Settings):
-    """How the tasks come about; call it for the stream itself."""
+    """How the tasks are made. Call it to load the stream."""
 
     setting: ClassVar[str] = "images"
 
     kind: Literal["split", "split-cifar", "mnist-then", "zero-shot"] = "split"  # the last is `ZeroShotSettings`
     source: str
-    tasks: Positive  # all of them, the CIFAR-10 or MNIST that comes first included
-    validation: Share = 0.0  # share of every class that is cut from train
-    part: Literal["test", "validation"] = "test"  # what is tested on
-    first: Positive | None = None  # only so many tasks, the first ones
+    tasks: Positive  # of all tasks, including CIFAR-10 or MNIST as the first
+    validation: Share = 0.0  # fraction of every class that is held out of training
+    part: Literal["test", "validation"] = "test"  # the split to test on
+    first: Positive | None = None  # number of tasks to use, from the first one
     limit: Positive | None = None  # training images of a class
-    seed: Whole = 0  # which images these two keep
+    seed: Whole = 0  # selects the images that these two keep
     options: dict[str, Any] = Field(default_factory=dict)  # for the source, such as the size of images
 
     @property
@@ -74,7 +81,7 @@ class StreamSettings(Settings):
 
     @property
     def of_source(self) -> int:
-        """How many tasks the classes of the source are divided into."""
+        """Number of tasks that the classes of the source are divided into."""
         return self.tasks if self.kind == "split" else self.tasks - 1
 
     @model_validator(mode="after")
@@ -151,7 +158,7 @@ def _check_first(first: int | None, tasks: int) -> None:
 
 
 class ZeroShotSettings(Settings):
-    """Zero-shot data sets in the layout of xlsa17, each a task; call it for the stream itself."""
+    """Zero-shot datasets in the layout of xlsa17, one task each. Call it to load the stream."""
 
     setting: ClassVar[str] = "zero-shot"
 
@@ -159,13 +166,11 @@ class ZeroShotSettings(Settings):
     datasets: Annotated[tuple[str, ...], List, Field(min_length=1)]  # folders
     features: str = "res101"  # the file of features in each
     embedding: str = "att"  # the variable of attributes in each att_splits.mat
-    scaler: Literal["train", "each", "none"] = (
-        "train"  # "each" is fitted on test features too, as the authors' code did
-    )
+    scaler: Literal["train", "each", "none"] = "train"  # "each" is fitted on test features too, as in the authors' code
     part: Literal["test", "validation"] = "test"  # tested on the published test rows, or on some training classes
-    first: Positive | None = None  # only so many tasks, the first ones
+    first: Positive | None = None  # number of tasks to use, from the first one
     limit: Positive | None = None  # training rows of a class
-    seed: Whole = 0  # which rows and classes validation and limit keep
+    seed: Whole = 0  # selects the rows and classes that validation and limit keep
 
     @property
     def tasks(self) -> int:
@@ -181,7 +186,7 @@ class ZeroShotSettings(Settings):
     @model_validator(mode="after")
     def _check(self) -> ZeroShotSettings:
         if len(set(self.datasets)) < len(self.datasets):
-            raise problem("datasets", f"a data set comes twice: {', '.join(self.datasets)}")
+            raise problem("datasets", f"a dataset is listed twice: {', '.join(self.datasets)}")
         _check_first(self.first, self.tasks)
         return self
 
@@ -190,7 +195,7 @@ class ZeroShotSettings(Settings):
         self.ordered(order)
 
     def ordered(self, order: Order) -> tuple[str, ...]:
-        """The data sets in an order: "fixed" as listed, "first-CUB" with it and the first exchanged, or a seed."""
+        """The datasets in an order: "fixed" as listed, "first-CUB" with it and the first exchanged, or a seed."""
         names = list(self.datasets)
         if isinstance(order, int) and not isinstance(order, bool) and order >= 0:
             import torch
@@ -224,7 +229,7 @@ class NetworkSettings(Settings):
     """A network; other keys than `name` and `head` are arguments of the function that builds it."""
 
     name: str  # a registered one, or the dotted name of a function or class
-    head: str = "fc"  # the classification layer, which every task has for itself; networks without one ignore it
+    head: str = "fc"  # the classification layer, of which every task has its own; ignored by networks without one
     arguments: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="before")
@@ -246,7 +251,7 @@ class NetworkSettings(Settings):
 
     @property
     def entry(self) -> Network:
-        """What is known of the network."""
+        """The registered entry of the network."""
         return networks[self.name]
 
     def build(self) -> nn.Module:
@@ -255,7 +260,7 @@ class NetworkSettings(Settings):
 
     @cached_property
     def blank(self) -> nn.Module:
-        """The network on the meta device, without values and in evaluation mode: to be looked at, counted and tried."""
+        """The network on the meta device, in evaluation mode, to inspect, count and check it without values."""
         import torch
 
         with torch.device("meta"):
@@ -263,12 +268,12 @@ class NetworkSettings(Settings):
 
     @property
     def all_arguments(self) -> dict[str, Any]:
-        """Those that are given, and the others' values."""
+        """The given arguments and the defaults of all others."""
         return {**self.entry.options, **self.arguments}
 
 
 class AugmentSettings(Settings):
-    """What is done at random to training images; nothing, unless it is asked for. See `rkr.data.Augment`."""
+    """Random augmentation of training images. Default: none. See `rkr.data.Augment`."""
 
     pad: Whole = 0
     flip: bool = False
@@ -289,7 +294,7 @@ class TrainingSettings(Settings):
     betas: Annotated[tuple[Share, Share], List] = (0.9, 0.999)  # of adam
     eps: Annotated[float, Field(gt=0)] = 1e-8  # of adam
     amsgrad: bool = False  # of adam
-    sampling: Literal["passes", "afresh"] = "passes"  # an epoch meets every sample once, or draws each batch from all
+    sampling: Literal["passes", "afresh"] = "passes"  # each sample once per epoch, or each batch from all samples
     augment: AugmentSettings = AugmentSettings()
     seed: Whole = 0
     memory_format: Literal["contiguous", "channels_last"] = "channels_last"
@@ -311,7 +316,7 @@ class TrainingSettings(Settings):
     def scaled_to(self, epochs: int) -> TrainingSettings:
         """The same schedule in fewer (or more) epochs: milestones move in proportion.
 
-        They are rounded to whole epochs, at least 1; one that comes to lie at the end is left out.
+        They are rounded to whole epochs, at least 1. A milestone at the end is left out.
         """
         if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
             raise UsageError(f"epochs must be a whole number of at least 1, not {epochs!r}")
@@ -319,7 +324,7 @@ class TrainingSettings(Settings):
         return self.with_changes(epochs=epochs, milestones=tuple(m for m in scaled if m < epochs))
 
 
-# What a method may have otherwise than the recipe.
+# Settings of the recipe that a method may override.
 OPTIMIZER = (
     "optimizer",
     "lr",
@@ -339,7 +344,7 @@ class MethodSettings(Settings):
 
     learner: str
     options: dict[str, Any] = Field(default_factory=dict)
-    training: dict[str, Any] = Field(default_factory=dict)  # the optimiser, where it is another than the method's
+    training: dict[str, Any] = Field(default_factory=dict)  # overrides of the method's optimiser
     setting: str = SETTINGS[0]
 
     @property
@@ -349,7 +354,7 @@ class MethodSettings(Settings):
 
     @property
     def own_training(self) -> dict[str, Any]:
-        """Settings of the optimiser that are not the recipe's: those that the method brings, then those given here."""
+        """Overrides of the recipe's optimiser: those of the method's class, then those given here."""
         return {**self.method.learner.own_training, **self.training}
 
     @model_validator(mode="after")
@@ -369,7 +374,7 @@ class MethodSettings(Settings):
 
 
 def method_table(name: str, table: Any, setting: str = SETTINGS[0]) -> Any:
-    """[methods.rkr-k4] as it is written: the learner is called like the section, other keys are options."""
+    """Read [methods.rkr-k4]: the default learner has the section's name, and other keys are options."""
     if not NAME.fullmatch(name):
         raise problem(name, "a method's name has letters, digits, '-', '_' and '.' only, and begins with a letter")
     if not isinstance(table, dict):
@@ -392,7 +397,7 @@ class PaperNumber(Settings):
 
     "average accuracy" is the mean over tasks after the last one; "top-5 running mean" the same after every task,
     for the five most likely classes; "capacity" what network and tasks have together, the network being 100;
-    "parameters per task" and "multiply-adds" what a task adds; "U", "S" and "H" are of every data set at the end, in
+    "parameters per task" and "multiply-adds" what a task adds; "U", "S" and "H" are of every dataset at the end, in
     the order in which they are learned.
     """
 
@@ -402,7 +407,7 @@ class PaperNumber(Settings):
     values: Annotated[tuple[float, ...] | None, List] = None  # after each task, or of each task
     spread: Annotated[float, Field(ge=0)] | None = None  # half of the 95 % confidence interval
     over: str | None = None  # the number is the difference to this method's
-    order: str | None = None  # where it holds for one order of tasks only
+    order: str | None = None  # if it is for one order of tasks only
     where: str
 
     @model_validator(mode="after")

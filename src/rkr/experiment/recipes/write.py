@@ -1,4 +1,4 @@
-"""Recipes to files, for those that are made by a program."""
+"""Writes recipes that a program makes."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Growth: a network that becomes wider with its tasks, each of which computes with the units that it knows.
+"""Growth: a network that becomes wider with its tasks, each of which computes with the units that existed for it.
 
-A unit is a channel of a convolution or an output of a linear layer; units that must come together are a space
-(`widths.py`). The weights of all units lie in the network's own parameters, which grow at their ends. Every unit has a
-time of birth, and one of death where a copy has taken its place: task t computes with the units born by t and not dead
-at t. So earlier tasks do not see what came later. A unit's slot, which its copies inherit, says which unit of another
-space a shortcut without weights ties it to.
+A unit is a channel of a convolution or an output of a linear layer; units that must be added together form a space
+(`widths.py`). The weights of all units are in the network's own parameters, which grow at their ends. Every unit has a
+task of birth and, if a copy has replaced it, a task of death: task t computes with the units born by t and not dead at
+t. So earlier tasks do not see later units. A unit's slot, which its copies inherit, is the unit of another space that a
+shortcut without weights ties it to.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ SLOTS = 1 << 20  # of one task's new units
 
 
 class Growth(LayerUpdate, nn.Module):
-    """The change of a growing network: layers and normalisation of a task, cut out for the units that it knows.
+    """The update of a growing network: layers and normalisation of a task, sliced to the units that it has.
 
     Args:
         network: The plain network.
         head: Its classification layer.
-        need: Who grows, for messages.
+        need: Name of the method, for messages.
     """
 
     opens_base = True
@@ -45,10 +45,10 @@ class Growth(LayerUpdate, nn.Module):
             self.register_buffer(f"slot{i}", torch.arange(space.width, device=device))
         self._head = head
         self._index = {space.name: i for i, space in enumerate(self.spaces.growing)}
-        self._known: dict[tuple[str, int], Tensor] = {}  # units, which every layer asks for at every step
+        self._known: dict[tuple[str, int], Tensor] = {}  # cached units, which every layer needs at every step
 
     def _put(self, name: str, space: Space, values: Tensor) -> None:
-        """Exchange what is told of a space's units."""
+        """Replace the record of a space's units."""
         self._known.clear()
         self.register_buffer(f"{name}{self._index[space.name]}", values)
 
@@ -73,7 +73,7 @@ class Growth(LayerUpdate, nn.Module):
         return self.get_buffer(f"slot{self._index[space.name]}")
 
     def units(self, space: Space, number: int) -> Tensor:
-        """The units that task `number` knows, as positions in the space."""
+        """The units of task `number`, as positions in the space."""
         found = self._known.get((space.name, number))
         if found is None:
             born, dead = self.times(space)
@@ -81,7 +81,7 @@ class Growth(LayerUpdate, nn.Module):
         return found
 
     def widths(self, number: int) -> dict[str, int]:
-        """How many units task `number` knows, by space."""
+        """The number of units of task `number`, by space."""
         return {space.name: len(self.units(space, number)) for space in self.spaces.growing}
 
     # -- what a task computes with ------------------------------------------------------------------------
@@ -93,7 +93,7 @@ class Growth(LayerUpdate, nn.Module):
         return None if layer.bias is None else self._cut(layer, task, layer.bias, False)
 
     def _cut(self, layer: Adapter, task: TaskState, whole: Tensor, inputs: bool) -> Tensor:
-        """The part of a weight or bias that a task knows; without gradients it is kept for the next time."""
+        """The part of a weight or bias that a task uses; cached when gradients are off."""
         picked = self.picked(layer, task.number, inputs)
         if torch.is_grad_enabled() and whole.requires_grad:
             return cut(whole, picked)
@@ -106,7 +106,7 @@ class Growth(LayerUpdate, nn.Module):
         return found[0]
 
     def picked(self, layer: Adapter, number: int, inputs: bool = True) -> tuple[Tensor, ...]:
-        """Which outputs, and which inputs, of a layer task `number` computes with."""
+        """The outputs and inputs of a layer that task `number` uses."""
         found = [self._positions(self.spaces.out.get(layer.path), number, layer.weight.shape[0])]
         if inputs:
             space = self.spaces.into.get(layer.path)
@@ -120,15 +120,15 @@ class Growth(LayerUpdate, nn.Module):
         return _spread(self.units(space, number), values)
 
     def run(self, network: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], task: TaskState | None) -> Any:
-        """The network; where it pads channels with zeros, the units of each task keep their places."""
+        """Run the network. Where it pads channels with zeros, the units of each task keep their positions."""
         if not self.spaces.pads or task is None:
             return network(*args, **kwargs)
         return _Runner(network, self, task.number).run(*args)
 
     def carry(self, x: Tensor, before: Space, after: Space, number: int) -> Tensor:
-        """Channels of one space in the places of another: every task's units at the beginning of that task's.
+        """Place the channels of one space into another: every task's units at the beginning of that task's.
 
-        A copy is in the place of what it is a copy of.
+        A copy has the position of its origin.
         """
         taken, places = self.tied(before, after, number)
         out = x.new_zeros(x.shape[0], len(self.units(after, number)), *x.shape[2:])
@@ -136,7 +136,7 @@ class Growth(LayerUpdate, nn.Module):
         return out
 
     def tied(self, before: Space, after: Space, number: int) -> tuple[Tensor, Tensor]:
-        """Which of the units that a task knows of one space go where among those of another."""
+        """The units of a task in one space, and their positions in another."""
         sources, targets = (self.slots(space)[self.units(space, number)] for space in (before, after))
         taken, places = (sources[:, None] == targets).nonzero(as_tuple=True)
         return taken, places
@@ -144,19 +144,19 @@ class Growth(LayerUpdate, nn.Module):
     # -- growing ------------------------------------------------------------------------------------------
 
     def grow(self, model: RectifiedModel, more: Mapping[str, int]) -> None:
-        """Add units to spaces, for the task added last: weights as torch draws them, and nothing that exists moves."""
+        """Add units to spaces for the newest task, with torch's initial weights. Existing units do not move."""
         self._widen(model, {name: [None] * count for name, count in more.items() if count})
 
     def split(self, model: RectifiedModel, units: Mapping[str, Sequence[int]]) -> None:
-        """Give units of the task added last a copy each, which takes their place there.
+        """Copy units of the newest task.
 
-        To that task nothing changes; earlier ones go on to use the originals, whose weights are free now for what they
-        were before.
+        The copies replace the originals in that task, which computes as before. Earlier tasks continue to use the
+        originals, whose old weights can then be restored.
         """
         self._widen(model, {name: list(origins) for name, origins in units.items() if origins})
 
     def remove(self, model: RectifiedModel, units: Mapping[str, Sequence[int]]) -> None:
-        """Take away units that came with the task added last: no other task knows them."""
+        """Remove units that the newest task added. No other task has them."""
         task = model.tasks.last()
         assert task is not None
         number = task.number
@@ -177,7 +177,7 @@ class Growth(LayerUpdate, nn.Module):
         model.refresh()
 
     def _take_away(self, modules: dict[str, nn.Module], space: Space, gone: Sequence[int], number: int) -> Tensor:
-        """Cut units out of a space and its layers; returns for each unit that there was whether it stays."""
+        """Remove units from a space and its layers. Returns a mask of the units that remain."""
         born, i = self.times(space)[0], self._index[space.name]
         stays = torch.ones_like(born, dtype=torch.bool)
         stays[list(gone)] = False
@@ -199,7 +199,7 @@ class Growth(LayerUpdate, nn.Module):
         return stays
 
     def _widen(self, model: RectifiedModel, new: Mapping[str, Sequence[int | None]]) -> None:
-        """Append units to spaces; an origin (a unit's position) makes the new unit its copy, and ends its life."""
+        """Append units to spaces. With an origin (a unit's position), the new unit is a copy that replaces it."""
         task = model.tasks.last()
         assert task is not None
         number = task.number
@@ -256,7 +256,7 @@ class Growth(LayerUpdate, nn.Module):
             modules[path]._parameters["weight"] = _joined(weight, fresh, 1)
 
     def fit_unused(self, network: nn.Module, number: int) -> None:
-        """Give the network's own normalisation and head, which no task uses, the shapes that a new task needs."""
+        """Resize the network's own normalisation and head, which no task uses, to the shapes that a new task needs."""
         for space in self.spaces.growing:
             width = len(self.units(space, number))
             for path in space.norms:
@@ -281,7 +281,7 @@ class Growth(LayerUpdate, nn.Module):
         after: Mapping[str, Tensor],
         new: Mapping[str, Sequence[int | None]],
     ) -> None:
-        """Give the task's own tensors (normalisation, head) the places of its units now; copies have their origin's."""
+        """Resize the task's own tensors (normalisation, head) to its units; copies have their origin's values."""
         assert task.classes is not None
         norms = [layer for layer in model.norm_layers() if layer.path in self.spaces.out]
         fresh = {key: tensor for layer in norms for key, tensor in layer.draw().items()}
@@ -303,7 +303,7 @@ class Growth(LayerUpdate, nn.Module):
         task.trainable(model.task == task.name)
 
     def _own(self, model: RectifiedModel) -> dict[str, tuple[Space, int, int]]:
-        """Tensors of a task that have a place for each unit: the space, the dimension, and values of a unit."""
+        """Tensors of a task with entries per unit: the space, the dimension, and the values per unit."""
         norms = [layer for layer in model.norm_layers() if layer.path in self.spaces.out]
         found = {key: (self.spaces.out[layer.path], 0, 1) for layer in norms for key in layer.shapes()}
         into = self.spaces.into.get(self._head)
@@ -311,7 +311,7 @@ class Growth(LayerUpdate, nn.Module):
 
 
 class _Runner(fx.Interpreter):
-    """Runs the network's graph, with the places that pad channels minding the task's units."""
+    """Runs the network's graph; padding of channels follows the task's units."""
 
     def __init__(self, network: nn.Module, growth: Growth, number: int) -> None:
         super().__init__(network, graph=growth.spaces.graph)
@@ -335,12 +335,12 @@ class _Runner(fx.Interpreter):
 
 def cut(whole: Tensor, picked: Sequence[Tensor]) -> Tensor:
     """The given rows and columns of a tensor, in its memory format."""
-    layout = layout_of(whole)  # which picking here and there does not keep
+    layout = layout_of(whole)  # which indexing does not keep
     for dim, positions in enumerate(picked):
         count = len(positions)
         if count == whole.shape[dim]:
             continue
-        if int(positions[-1]) == count - 1:  # the first ones: they come in order
+        if int(positions[-1]) == count - 1:  # the first ones: the indices are sorted
             whole = whole.narrow(dim, 0, count)
         else:
             whole = whole.index_select(dim, positions.to(whole.device))
@@ -348,12 +348,12 @@ def cut(whole: Tensor, picked: Sequence[Tensor]) -> Tensor:
 
 
 def _spread(units: Tensor, values: int) -> Tensor:
-    """Where the values of units lie, each of which has so many."""
+    """The positions of units' values, given the number of values per unit."""
     return (units[:, None] * values + torch.arange(values, device=units.device)).flatten()
 
 
 def layout_of(weight: Tensor) -> torch.memory_format:
-    """In which order a convolution's weight lies, be it cut out of a larger one."""
+    """The memory format of a convolution's weight, even if it is a slice of a larger one."""
     channels_last = weight.dim() == 4 and weight.stride(1) < weight.stride(3)
     return torch.channels_last if channels_last else torch.contiguous_format
 
@@ -367,5 +367,5 @@ def _joined(tensor: Tensor, fresh: Tensor, dim: int) -> Any:
 
 
 def _like(tensor: Tensor, values: Tensor) -> Any:
-    """Values as a parameter or buffer, whichever the tensor is."""
+    """The values as a parameter or buffer, like the given tensor."""
     return nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values

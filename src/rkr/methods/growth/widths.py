@@ -1,8 +1,8 @@
-"""Which layers of a network share their channels: what must become wider together when a network grows.
+"""Finds which layers of a network share their channels, and so must become wider together.
 
 The network is traced symbolically and run once on an example. A *space* is a set of channels (or units): some layers
-make them, normalisation layers pass over them, and other layers take them as inputs. Adding two maps makes their spaces
-one. A shortcut that pads channels with zeros joins two spaces without making them one.
+output them, normalisation layers act on them, and other layers take them as inputs. Adding two maps merges their
+spaces. A shortcut that pads channels with zeros joins two spaces without making them one.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Spaces:
     """The spaces of a network.
 
     Attributes:
-        growing: Those that can become wider, in the order of the network.
+        growing: Spaces that can become wider, in the order of the network.
         out: Space of each layer's or normalisation layer's outputs, for the growing ones.
         into: Space of each layer's inputs, for the growing ones.
         pads: Where a shortcut appends zeros: the graph's node, the space before and the one after.
         graph: The network's graph.
-        keeps_zero: Whether a unit that nothing goes into puts out 0.
+        keeps_zero: Whether a unit without inputs outputs 0.
     """
 
     growing: tuple[Space, ...]
@@ -80,10 +80,10 @@ _SAME_MODULES = (
 
 
 def find_spaces(network: nn.Module, head: str, need: str) -> Spaces:
-    """The spaces of a network whose output the layer `head` makes; a clear word where it cannot be seen through."""
+    """The spaces of a network whose output layer is `head`. UsageError if the network cannot be analysed."""
     shape = getattr(network, "input_shape", None)
     if shape is None:
-        raise UsageError(f"{need} needs a network that tells its `input_shape`, such as (3, 32, 32)")
+        raise UsageError(f"{need} needs a network with an attribute `input_shape`, such as (3, 32, 32)")
     graph = traced(network, need)
     finder = _Finder(network, graph, head, need)
     example = next(iter(network.parameters())).new_zeros(2, *shape)
@@ -103,16 +103,16 @@ class _Finder(fx.Interpreter):
 
     def __init__(self, network: nn.Module, graph: fx.Graph, head: str, need: str) -> None:
         super().__init__(network, graph=graph)
-        self.extra_traceback = False  # messages without where in the graph
+        self.extra_traceback = False  # messages without the position in the graph
         self._head, self._need = head, need
         self._shapes: dict[fx.Node, torch.Size] = {}
-        self._at: dict[fx.Node, tuple[int, int]] = {}  # number of the space, values of a channel
-        self._parent: list[int] = []  # of each space: another that it is the same as, or itself
+        self._at: dict[fx.Node, tuple[int, int]] = {}  # number of the space, values per channel
+        self._parent: list[int] = []  # the space that each one is merged with, or itself
         self._width: list[int] = []
         self._fixed: set[int] = set()
         self._found: list[tuple[str, str, int, int]] = []  # role, layer, space, values of a channel
         self._pads: list[tuple[fx.Node, int, int]] = []
-        self._loose: set[fx.Node] = set()  # tensors of the network's own that are no layer's
+        self._loose: set[fx.Node] = set()  # tensors of the network outside of layers
         self._used: set[int] = set()  # weights of layers that were called
 
     def run_node(self, n: fx.Node) -> Any:
@@ -176,7 +176,7 @@ class _Finder(fx.Interpreter):
             if getattr(module, "groups", 1) != 1:
                 raise UsageError(f"{self._need}: the convolution {path!r} has groups, and cannot grow")
             if weight is None or (size, self._shapes[sources[0]][1]) != tuple(weight.shape[:2]):
-                self._refuse(n)  # its channels are not where they are looked for, in dimension 1
+                self._refuse(n)  # its channels are not in dimension 1
             self._found.append(("taker", path, space, values))
             made = self._new(size)
             self._found.append(("maker", path, made, 1))
@@ -250,7 +250,7 @@ class _Finder(fx.Interpreter):
 
 
 def _of_pixels(n: fx.Node, dims: int) -> bool:
-    """Whether an index or a mean leaves samples and channels alone."""
+    """Whether an index or a mean does not affect samples and channels."""
     if n.target is operator.getitem:
         index = n.args[1]
         return isinstance(index, tuple) and index[:2] == (slice(None), slice(None))

@@ -1,4 +1,4 @@
-"""A penalty on leaving the place where earlier tasks are solved: what L2T, EWC, SI, P&C and zero-shot L1, L2 share."""
+"""A penalty on moving away from the solution of earlier tasks, for L2T, EWC, SI, P&C and zero-shot L1 and L2."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ def departure(
 
 
 class Anchor(nn.Module):
-    """Values that parameters had, and how much each matters: Σ_i I_i (θ_i - θ*_i)².
-
-    Until it is first set, nothing matters and the penalty is 0.
-    """
+    """Earlier values of parameters and their importances: Σ_i I_i (θ_i - θ*_i)². At first the penalty is 0."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         super().__init__()
@@ -33,28 +30,28 @@ class Anchor(nn.Module):
 
     @torch.no_grad()
     def put(self, parameters: Sequence[Tensor], importance: Sequence[Tensor] | float) -> None:
-        """Anchor parameters where they are."""
+        """Anchor parameters at their current values."""
         for i, p in enumerate(parameters):
             self.values[i].copy_(p)
             self.importance[i].copy_(torch.as_tensor(importance[i] if isinstance(importance, Sequence) else importance))
 
     @torch.no_grad()
     def add(self, parameters: Sequence[Tensor], importance: Sequence[Tensor]) -> None:
-        """A further anchor beside the ones there are, at no further memory.
+        """Add an anchor without using more memory.
 
         A sum of parabolas is a parabola: I (θ - a)² + J (θ - b)² = (I + J)(θ - (I a + J b) / (I + J))² + constant.
         """
         for value, matters, p, own in zip(self.values, self.importance, parameters, importance, strict=True):
             both = matters + own
-            value.lerp_(p, torch.where(both > 0, own / both, 1))  # where nothing matters, any place will do
+            value.lerp_(p, torch.where(both > 0, own / both, 1))  # any value will do where both importances are 0
             matters.copy_(both)
 
     def renew(self, parameters: Sequence[Tensor], importance: Sequence[Tensor], gamma: float) -> None:
-        """Anchor parameters where they are, I ← γ I + the new importances (online EWC; Schwarz et al., ICML 2018)."""
+        """Anchor parameters at their current values; I ← γ I + the new ones (online EWC; Schwarz et al., 2018)."""
         self.put(parameters, [gamma * old + new for old, new in zip(self.importance, importance, strict=True)])
 
     def penalty(self, parameters: Sequence[Tensor]) -> Tensor:
-        """Σ_i I_i (θ_i - θ*_i)²: what `pull` lowers, written out to check it by."""
+        """Σ_i I_i (θ_i - θ*_i)², which `pull` lowers. For checks."""
         return departure(parameters, self.values, self.importance)
 
     @torch.no_grad()
@@ -62,8 +59,9 @@ class Anchor(nn.Module):
         """Add the gradients of λ/2 Σ_i I_i (θ_i - θ*_i)², λ = `strength`, to those of the parameters.
 
         SGD follows a parabola of steepness λI only while lr λI < 2 (1 + momentum); beyond, each step overshoots by more
-        than the last. Importances within a network differ by many powers of ten, so a λ that holds most weights at all
-        is beyond that for some. These are held by 1/lr, with which a step without momentum leads to the anchor.
+        than the last. Importances within a network differ by many orders of magnitude, so a λ that is effective for
+        most weights exceeds that limit for some. For these, λI is limited to 1/lr, with which a step without momentum
+        ends at the anchor.
         """
         rate = optimizer.param_groups[0]["lr"] if isinstance(optimizer, SGD) else 0.0
         for p, value, matters in zip(parameters, self.values, self.importance, strict=True):
@@ -74,7 +72,7 @@ class Anchor(nn.Module):
 
 
 def gradient(p: Tensor) -> Tensor:
-    """Of a parameter: 0 if autograd has found none."""
+    """The gradient of a parameter, 0 if there is none."""
     if p.grad is None:
         p.grad = torch.zeros_like(p)
     return p.grad

@@ -1,4 +1,4 @@
-"""One network under a quadratic penalty: what L2T, EWC, SI and P&C have in common."""
+"""One network under a quadratic penalty, the base of L2T, EWC, SI and P&C."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rkr.methods.shared.one_network import OneNetwork
 
 
 def require_strength(strength: float) -> None:
-    """The weight of a penalty; beyond 1e30 float32 has infinities, which times 0 are no numbers."""
+    """Check the weight of a penalty. Beyond 1e30, float32 overflows to infinity, which times 0 is NaN."""
     if not 0 <= strength <= 1e30:
         raise UsageError(f"strength must be from 0 to 1e30, not {strength!r}")
 
 
 class Anchored(OneNetwork):
-    """One network, and a quadratic penalty on its way from where earlier tasks left it.
+    """One network, with a quadratic penalty on its distance from where earlier tasks left it.
 
-    Every task has its own head and, by default, its own batch normalisation. The task is told in these tests, so this
-    is fair; shared statistics would go on moving with every new task, whatever the penalty holds in place.
+    Every task has its own head and, by default, its own batch normalisation. Tests give the task, so this is fair.
+    Shared statistics would change with every new task, whatever the penalty.
 
     Args:
         make: Builds the network.
@@ -48,5 +48,5 @@ class Anchored(OneNetwork):
             self.anchor.pull(self.shared(), self.strength, optimizer)
 
     def kept_to_learn(self) -> tuple[Sequence[Tensor], int]:
-        """The importances. By default the place that the penalty holds is where the network is when a task ends."""
+        """The importances. By default the anchor is the network at the end of a task."""
         return list(self.anchor.importance), 0

@@ -1,4 +1,4 @@
-"""Methods that give each task tensors of its own at every layer of one network."""
+"""The base of methods that give each task its own tensors at every layer of one network."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ INITS = ("previous", "random")
 
 
 class Changed(Learner):
-    """A network with tasks (`RectifiedModel`) under a change of its layers, trained with cross-entropy alone.
+    """A network with tasks (`RectifiedModel`) whose layers have an update, trained with cross-entropy alone.
 
     Args:
         make: Builds the network.
         head: Its classification layer.
-        change: What a task does to each layer; None for RKR's.
-        options: Which layers, and what becomes of batch normalisation.
+        change: The update of each layer; None for RKR's.
+        options: Which layers are updated, and how normalisation is handled.
         init: Where a new task's tensors start: at the "previous" task's, or "random".
     """
 

@@ -1,4 +1,4 @@
-"""Making a network answer as another one does: the losses, and the network of before to imitate."""
+"""Distillation: the losses, and the network before the task as the teacher."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def imitated(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 class Taught(OneNetwork):
-    """One network beside a copy of what it was before the task, whose answers it is to keep. Old heads are trained too.
+    """One network and a copy of it from before the task, its teacher.
 
-    The copy is made when a task begins, so between tasks there is nothing to keep beside the network.
-    Batch normalisation is shared: all heads see the same images in one pass.
+    Old heads are trained too. The copy is made when a task begins, so between tasks only the network is kept. Batch
+    normalisation is shared: all heads see the same images in one pass.
     """
 
     bn_choices: ClassVar[tuple[str, ...]] = ONE_PASS
@@ -49,7 +49,7 @@ class Taught(OneNetwork):
         super().begin(task)
 
     def train(self, mode: bool = True) -> Taught:
-        """The copy answers as it did."""
+        """Keep the copy in evaluation mode."""
         super().train(mode)
         if self.teacher is not None:
             self.teacher.eval()
@@ -65,6 +65,6 @@ class Taught(OneNetwork):
 
     @torch.no_grad()
     def wanted(self, x: Tensor) -> Tensor:
-        """What the copy answers, over the classes of earlier tasks."""
+        """The logits of the copy over the classes of earlier tasks."""
         assert self.teacher is not None
         return self.teacher(x)

@@ -1,4 +1,4 @@
-"""What a network's graph says about it: traced symbolically, layers kept whole."""
+"""Analyses of a network's graph, traced symbolically with layers kept whole."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def traced(network: nn.Module, need: str) -> fx.Graph:
     """The graph of a network, or a UsageError that names who needs it."""
     try:
         return Tracer().trace(network)
-    except Exception as error:  # whatever a user's forward does with a symbolic input
+    except Exception as error:  # a user's forward may fail in any way on a symbolic input
         raise UsageError(
             f"{need} needs a network whose forward can be traced (torch.fx): this one's cannot ({error})"
         ) from error

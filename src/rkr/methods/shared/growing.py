@@ -1,4 +1,4 @@
-"""Networks that become wider with their tasks: what progressive, expanding and searched networks have in common."""
+"""Networks that become wider with their tasks: the base of progressive, expanding and searched networks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from rkr.methods.shared.changed import Changed
 class Growing(Changed):
     """A network that grows, each task with its own batch normalisation and head (`growth/growth.py`).
 
-    Entries of weights that a task must not move are held: whatever the optimiser does to them (its weight decay moves
-    even what has no gradient), they are put back after every step.
+    Entries of weights that a task must not change are restored after every step, because weight decay changes even
+    entries without a gradient.
 
     Args:
         make: Builds the network.

@@ -14,10 +14,10 @@ from rkr.errors import UsageError
 
 
 class Lateral(nn.Module):
-    """What a layer of the active column takes from the knowledge base: α ⊙ U ReLU(V h + c) (P&C, equation 1).
+    """The input of an active column's layer from the knowledge base: α ⊙ U ReLU(V h + c) (P&C, equation 1).
 
-    h is what goes into the same layer of the knowledge base; V reduces its width, U has the form of the layer, and α is
-    a factor for each of its outputs, at first small.
+    h is the input of the same layer of the knowledge base; V reduces its width, U has the shape of the layer, and α is
+    a factor per output, initially small.
     """
 
     def __init__(self, layer: nn.Module, reduction: int) -> None:
@@ -49,7 +49,7 @@ class Laterals(nn.ModuleDict):
     Args:
         network: That is helped.
         head: Its classification layer.
-        reduction: How much narrower connections are than what they come from.
+        reduction: Factor by which connections are narrower than their inputs.
     """
 
     def __init__(self, network: nn.Module, head: str, reduction: int) -> None:

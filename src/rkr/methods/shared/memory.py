@@ -1,4 +1,4 @@
-"""A memory of samples: which images of earlier tasks are kept, and how they are chosen."""
+"""A memory of exemplars: which samples of earlier tasks are kept, and how they are chosen."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ def herd(features: Tensor, count: int) -> Tensor:
 class Memory(nn.Module):
     """Numbers of kept training samples, for each class best first, so that it can shrink when classes are added.
 
-    Only the numbers are here: the engine reads the samples, and no others of earlier tasks. What they take is counted.
+    Only the numbers are here: the training loop reads these samples, and no others of earlier tasks. Their size is
+    counted.
 
     Args:
-        budget: Samples of all classes together. If there are more classes than that, one of each is kept still.
+        budget: Number of samples of all classes together. At least one of each class is kept.
     """
 
     def __init__(self, budget: int) -> None:
@@ -51,12 +52,12 @@ class Memory(nn.Module):
 
     @property
     def quota(self) -> int:
-        """Samples of each class that is kept. It falls when a task is kept, not when it begins."""
+        """Samples per class. Decreases when a task's samples are added, not when the task begins."""
         kept = [bool((self._rows(n) >= 0).any()) for n in range(len(self.classes))]
         return self.room(sum(c for c, there in zip(self.classes, kept, strict=True) if there))
 
     def begin(self, classes: int) -> None:
-        """A new task will be kept. Until then earlier ones have all the room."""
+        """Prepare for a new task. Until its samples are added, earlier tasks use the whole memory."""
         self.classes.append(classes)
         rows = torch.full((classes, self.room(sum(self.classes))), -1)
         self.register_buffer(f"task_{len(self.classes) - 1}", rows)

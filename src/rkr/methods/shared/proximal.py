@@ -1,4 +1,4 @@
-"""Proximal steps of penalties that bring weights to exactly 0, in place."""
+"""In-place proximal steps of sparsity penalties."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def soft_threshold(weight: Tensor, threshold: float) -> None:
 def group_threshold(groups: Sequence[Tensor], threshold: float) -> Tensor:
     """Of group lasso: g max(1 - threshold / ||g||, 0); returns which groups are 0.
 
-    A group is what has the same place in dimension 0 of all the tensors.
+    A group has the same index in dimension 0 of all the tensors.
     """
     norm = group_norm(groups)
     factor = torch.where(norm > threshold, 1 - threshold / norm, 0)
@@ -27,7 +27,7 @@ def group_threshold(groups: Sequence[Tensor], threshold: float) -> Tensor:
 
 
 def group_norm(groups: Sequence[Tensor]) -> Tensor:
-    """Euclidean norms of groups; in double where there is such a thing, so that 0 means 0."""
+    """Euclidean norms of groups, in double precision if available, so that 0 means 0."""
     squares = [group.to(finest(group.device)).square() for group in groups]
     return torch.stack([s if s.dim() == 1 else s.flatten(1).sum(1) for s in squares]).sum(0).sqrt()
 

@@ -1,4 +1,4 @@
-"""One network that rehearses exemplars of earlier tasks: what iCaRL, EEIL and RPS-Net have in common."""
+"""One network that rehearses exemplars of earlier tasks: the base of iCaRL, EEIL and RPS-Net."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rkr.methods.shared.memory import Memory, class_features, herd
 
 
 class Rehearsing(Taught):
-    """One network that is trained on the new task and on exemplars of earlier ones, beside a copy of what it was.
+    """One network, trained on the new task and on exemplars of earlier ones, and a copy of it from before the task.
 
     Batch normalisation is shared: a batch has samples of all tasks. Until a task is learned, the exemplars of earlier
     ones have the whole memory.
@@ -67,7 +67,7 @@ class Rehearsing(Taught):
         return torch.cat(features), torch.cat(labels)
 
     def kept_to_learn(self) -> tuple[Sequence[Tensor], int]:
-        """The exemplars. Until samples are kept, the room for them counts."""
+        """The exemplars. Until samples are kept, their maximum size counts."""
         kept, each = len(self.memory), int(self.sample_bytes)
         if not each:
             kept, each = self.memory.budget, math.prod(getattr(self.network, "input_shape", (0,)))

@@ -1,4 +1,4 @@
-"""How zero-shot tasks are learned: one file a method, as in `rkr.methods`."""
+"""Methods for zero-shot tasks, one file each, as in `rkr.methods`."""
 
 from rkr.methods.zeroshot.classifier import ClassifierOptions
 from rkr.methods.zeroshot.learner import ZeroShot

@@ -1,4 +1,4 @@
-"""The two ends between which all methods lie: each task's network trained alone, and either thrown away or kept."""
+"""The lower and upper reference points: a network per task that is discarded, or kept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rkr.registry import register
 
 @register.method("base", "a new network for every task, and only the last one is kept")
 class Base(ZeroShot):
-    """A new network for every task, in the place of the last one: old tasks are tested with an encoder not theirs."""
+    """A new network for every task that replaces the last one: old tasks are tested with the wrong encoder."""
 
     checked = (
         "The paper's description of its baseline, and the authors' code of CADA-VAE (edgarschnfld/CADA-VAE-PyTorch)."

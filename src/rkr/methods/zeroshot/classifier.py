@@ -24,14 +24,14 @@ Length = Annotated[dict[str, Positive], Field(min_length=1)] | Positive | Litera
 class ClassifierOptions(Options):
     """How the classifier of every task is trained.
 
-    How long it is trained decides between seen and unseen classes: long training favours the seen ones. The length is
-    never chosen on test samples. It is chosen in steps, because an epoch has fewer of them on validation classes.
+    The length of training is a trade-off: long training favours seen classes over unseen ones. The length is never
+    chosen on test samples. It is chosen in steps, because an epoch has fewer of them on validation classes.
 
     Attributes:
         steps: Steps of Adam, for each task by name, or one number for all. "validation" chooses the best H on
             validation samples.
         epochs: A number of epochs in place of one of steps.
-        longest: Epochs after each of which H is looked at, where it decides.
+        longest: Maximum number of epochs if H decides, which is measured after each.
         seen, unseen: Latents drawn for each class.
         source: What latents of seen classes are drawn from: their "attributes" (LZSL and the paper), or "images", as
             CADA-VAE does, which has no earlier tasks. Unseen classes have only attributes.
@@ -56,7 +56,7 @@ class ClassifierOptions(Options):
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> ClassifierOptions:
-        """From plain values."""
+        """Create from plain values."""
         if not isinstance(values, dict):
             raise UsageError(f"classifier must be a table of options, not {values!r}")
         found = wrong(cls, values)
@@ -75,7 +75,7 @@ class ClassifierOptions(Options):
         return None
 
     def steps_in_epoch(self, latents: int) -> int:
-        """How many whole batches there are."""
+        """Number of whole batches."""
         return latents // min(self.batch, latents)
 
 

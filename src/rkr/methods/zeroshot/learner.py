@@ -1,8 +1,8 @@
-"""What all methods of generalised zero-shot learning share: CADA-VAE on each task, then a classifier of its latents.
+"""The base of all methods for generalised zero-shot learning: CADA-VAE on each task, then a classifier of its latents.
 
-A task is a data set with its own classes. Its autoencoder of attributes and its classifier belong to the task alone and
-never change afterwards; what tasks share, and later ones may spoil, is the encoder of images. Methods differ in what
-they do about that.
+A task is a dataset with its own classes. Its autoencoder of attributes and its classifier belong to the task alone and
+never change afterwards; tasks share the encoder of images, which later tasks may spoil. Methods differ in how they
+prevent that.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from rkr.capacity import Capacity
+from rkr.data.measures import harmonic_mean, unseen_and_seen
 from rkr.errors import UsageError
-from rkr.measures import harmonic_mean, unseen_and_seen
 from rkr.methods.learner import Learner, MakeNetwork, Outcome, ReadSamples, SeenTask, nbytes, plain_size
 from rkr.methods.zeroshot.classifier import ClassifierOptions, train_classifier
 from rkr.networks.interfaces import AlignedVae, AttributeVae, Gaussian, is_aligned_vae
@@ -26,13 +26,13 @@ SCALING = ("low_", "width_")  # buffers of each task, by its number: what is tak
 
 @register.method("sft", "sequential fine-tuning of the network, nothing against forgetting")
 class ZeroShot(Learner):
-    """Sequential fine-tuning: every task goes on with the encoder of the one before, and nothing guards the old ones.
+    """Sequential fine-tuning: every task continues to train the encoder, without protection of earlier tasks.
 
     Other methods change what `begin` does with the network, add to the loss, or have encoders of their own.
 
     Args:
         make: Builds the network.
-        head: Not used: there is no classification layer in it.
+        head: Not used: the network has no classification layer.
         classifier: Fields of `ClassifierOptions`.
     """
 
@@ -64,12 +64,12 @@ class ZeroShot(Learner):
         return self.vae.encoder(x)
 
     def extra_loss(self, x: Tensor, visual: Gaussian) -> Tensor | None:
-        """What a method adds to the loss of a batch, on the scale of a sum over the batch."""
+        """The method's addition to the loss of a batch, on the scale of a sum over the batch."""
         return None
 
     @property
     def kept_encoders(self) -> int:
-        """How many encoders of images must be kept."""
+        """Number of encoders of images that must be kept."""
         return 1
 
     # -- hooks --------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ class ZeroShot(Learner):
             raise UsageError(
                 f"task {task.name!r} has no unseen classes with attributes: this method is for zero-shot learning"
             )
-        self.classifier_options.steps_of(task.name, 1)  # fails now rather than after hours of training
+        self.classifier_options.steps_of(task.name, 1)  # fail now, not after hours of training
         device = next(self.network.parameters()).device
         self.attribute_vaes.append(self.vae.attribute_vae(task.attributes.shape[1]))
         self.classifiers.append(nn.Linear(self.vae.latent, task.classes).to(device))
@@ -135,7 +135,7 @@ class ZeroShot(Learner):
         return self.classifiers[number](self.encode(x, number)[0])
 
     def infer(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        raise UsageError("zero-shot tasks are told: features of each are scaled in a way of its own")
+        raise UsageError("zero-shot tasks must be given: each has its own scaling of features")
 
     def scaled(self, x: Tensor, number: int) -> Tensor:
         """Features (B, D) as they were extracted, made what `predict` takes: by the task's training features."""
@@ -208,7 +208,7 @@ class ZeroShot(Learner):
 
     @torch.no_grad()
     def _choose_steps(self, head: nn.Linear, z: Tensor, y: Tensor, validation: ReadSamples) -> dict[str, Any]:
-        """Train for long, and keep the classifier of the epoch with the best H on validation samples."""
+        """Train for the maximum length, and keep the classifier with the best H on validation samples."""
         task = self.task
         found = [(self.encode(x, task.number)[0], labels - task.start) for x, labels in validation()]
         latents = torch.cat([mu for mu, _ in found])

@@ -1,4 +1,4 @@
-"""Ridge regression from features to attributes: what zero-shot learning must beat to be worth its training."""
+"""Ridge regression from features to attributes, a baseline without training."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rkr.capacity import Capacity
+from rkr.data.measures import harmonic_mean, unseen_and_seen
 from rkr.errors import UsageError
-from rkr.measures import harmonic_mean, unseen_and_seen
 from rkr.methods.learner import Learner, MakeNetwork, Phase, ReadSamples, SeenTask, nbytes, plain_size
 from rkr.registry import register
 

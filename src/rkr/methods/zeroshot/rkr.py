@@ -26,7 +26,7 @@ from rkr.registry import register
     "rkr-random", "RKR whose tasks start at random instead of the previous task", preset={"rank": 16, "init": "random"}
 )
 class ZeroShotRkr(ZeroShot):
-    """The first task trains everything. Later ones train factors of the encoder, and what they do not share.
+    """The first task trains everything. Later tasks train factors of the encoder and their own parts.
 
     The decoder of images goes on from task to task; no test uses it, and it is not counted.
 
@@ -34,8 +34,8 @@ class ZeroShotRkr(ZeroShot):
         make: Builds the network.
         head: Not used.
         init: Where a new task's factors start: at the "previous" task's, or "random".
-        decoder: Whether later tasks go on with the decoder "trained", as in fine-tuning, or "frozen" as the first task
-            left it, which makes a step a third shorter.
+        decoder: "trained" by all tasks, as in fine-tuning, or "frozen" after the first task, which makes a step a third
+            shorter.
         classifier: Fields of `ClassifierOptions`.
         options: Fields of `rkr.Options`, such as `rank`.
     """

@@ -11,9 +11,9 @@ from sklearn.metrics import balanced_accuracy_score, recall_score  # type: ignor
 from torch import Tensor, nn
 
 from rkr.data import Stream, Task, Training
+from rkr.data.measures import harmonic_mean, unseen_and_seen
 from rkr.data.task import Features
 from rkr.experiment.evaluate import BATCH, Evaluator
-from rkr.measures import harmonic_mean, unseen_and_seen
 
 
 @pytest.mark.parametrize("seed", range(5))
