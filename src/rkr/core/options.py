@@ -59,6 +59,16 @@ class Options(validation.Options):
             made mostly of linear layers, where it is faster. The two agree up to rounding.
         fast: ``False`` computes the paper's formula literally, for debugging and for derivatives of
             derivatives, which the fast kernels do not have.
+
+    Raises:
+        UsageError: An option does not exist, or has an impossible value. All options are keyword arguments.
+
+    Example:
+        >>> import rkr
+        >>> options = rkr.Options(rank=4, ranks={"fc1": 8}, exclude="conv1")
+        >>> options.rank_of("conv2"), options.rank_of("fc1"), options.selects("conv1")
+        (4, 8, False)
+        >>> model = rkr.rectify(rkr.networks.small_cnn(), head="fc", options=options)
     """
 
     rank: Positive = 2
