@@ -49,5 +49,6 @@ html_title = "rkr"
 html_static_path = ["_static"]
 html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True, "top_of_page_buttons": []}
+default_role = "py:obj"  # `name` in docstrings is code, and a link where there is such a name
 pygments_style = "friendly"
 pygments_dark_style = "monokai"

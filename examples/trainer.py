@@ -12,7 +12,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import Trainer, TrainingArguments, ViTConfig, ViTForImageClassification
+from transformers import PrinterCallback, Trainer, TrainingArguments, ViTConfig, ViTForImageClassification
 
 import rkr
 
@@ -59,6 +59,7 @@ def main(epochs: int = 20) -> None:
                 logging_strategy="no",
             )
             trainer = Trainer(model, arguments, train_dataset=Digits(first, last, 0), compute_metrics=accuracy)
+            trainer.remove_callback(PrinterCallback)
             trainer.train()
         for task, (first, last) in {"low": (0, 4), "high": (5, 9)}.items():
             model.set_task(task)

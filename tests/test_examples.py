@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
+from importlib.util import find_spec
 from pathlib import Path
 
 import notebooks
@@ -60,6 +65,33 @@ def test_own_pictures(tmp_path: Path) -> None:
     out = run(str(EXAMPLES / "own_pictures.py"), cwd=tmp_path)
     assert out.startswith("colours: 3 classes from 36 pictures")
     assert re.search(r"^photos/new/red.png red \d+ %", out, re.MULTILINE)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(find_spec("rkr.serve") is None, reason="this version has no server")
+def test_serving_client(tmp_path: Path) -> None:
+    for package in ("efficientnet_lite_pytorch", "fastapi", "uvicorn"):
+        pytest.importorskip(package)
+    run(str(EXAMPLES / "draw_pictures.py"), "photos", cwd=tmp_path)
+    rkr.learn(tmp_path / "photos/colours", model=tmp_path / "zoo", size=64, epochs=1)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [sys.executable, "-m", "rkr", "serve", str(tmp_path / "zoo"), "--port", str(port)]
+    url = f"http://127.0.0.1:{port}"
+    server = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(240):
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/readyz", timeout=5):
+                break
+            time.sleep(0.5)
+        out = run(str(EXAMPLES / "serving_client.py"), url, "photos/new/red.png", "photos/new/blue.png", cwd=tmp_path)
+    finally:
+        server.terminate()
+        server.wait(60)
+    assert re.findall(r"^(?:.*/)?(\w+)\.png: (\w+|none of the tasks) \(", out, re.MULTILINE)[0][0] == "red"
+    assert len(out.splitlines()) == 2
 
 
 @pytest.mark.timeout(600)

@@ -48,6 +48,7 @@ FENCE = re.compile(r"^( *)(```+)\s*([\w-]*)$")
 FILE = re.compile(r"`([\w./-]+\.\w+)`:$")
 PAGE = re.compile(r"^<!-- page: (.*?) -->$", re.MULTILINE)
 NOT_RUN = re.compile(r"^<!-- not run: (.+) -->$")
+PROGRESS = re.compile(r"^.*, epoch \d+/\d+: loss .* left\n", re.MULTILINE)  # shown when an epoch takes long
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 SHELL = ("cat", "cp", "head", "ls", "mkdir", "mv", "rm")
 WIDTH = "110"
@@ -202,7 +203,7 @@ class Session:
         finally:
             sys.argv = before
         status = code if isinstance(code, int) else 1
-        return out.getvalue() + (err.getvalue() if status else ""), status
+        return PROGRESS.sub("", out.getvalue()) + (err.getvalue() if status else ""), status
 
 
 def run(text: str, name: str) -> tuple[list[Problem], str]:

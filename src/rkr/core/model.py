@@ -37,7 +37,7 @@ def rectify(network: nn.Module, rank: int | None = None, head: str | None = None
 
     Args:
         network: Any module.
-        rank: K. 2 by default.
+        rank: The rank K, 2 by default.
         head: Name of the classification layer, which each task has for itself. None for networks without one.
         options: Any other field of `Options`; or ``options=Options(...)`` for all of them at once.
 
