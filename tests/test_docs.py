@@ -7,8 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 from urllib.parse import unquote
+from xml.etree import ElementTree
 
 import pages
+import pictures
 import pytest
 
 ROOT = pages.ROOT
@@ -111,6 +113,22 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     for file in (tmp_path / "site").rglob("*.html"):  # nothing is loaded from elsewhere
         loaded = re.findall(r'<(?:script|img|link)[^>]*?(?:src|href)="(https?:[^"]*)"', file.read_text("utf-8"))
         assert loaded == [], file
+
+
+def test_the_drawing_is_that_of_the_script() -> None:
+    assert (pictures.IMAGES / "how-it-works.svg").read_text("utf-8") == pictures.how_it_works()
+
+
+def test_a_recorded_terminal_shows_every_line_and_loads_nothing() -> None:
+    svg = pictures.terminal("\x1b[1mfirst\x1b[0m line\nsecond", "title", "rkr demo")
+    root = ElementTree.fromstring(svg)
+    text = "".join(root.itertext()).replace("\xa0", " ")
+    assert all(part in text for part in ("$", "rkr demo", "first", " line", "second"))
+    delays = [float(found) for found in re.findall(r"animation-delay:([\d.]+)s", svg)]
+    assert delays == sorted(delays)
+    for made in (svg, (pictures.IMAGES / "demo.svg").read_text("utf-8")):
+        assert "@font-face" not in made
+        assert "url(http" not in made
 
 
 # -- the tool itself ------------------------------------------------------------------------------------------
