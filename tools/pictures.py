@@ -6,14 +6,19 @@ python tools/pictures.py [how-it-works] [demo] [report] [server] [headline]
 from __future__ import annotations
 
 import argparse
+import contextlib
 import html
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
+import time
+import urllib.request
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -180,6 +185,30 @@ def report(folder: Path) -> None:
     screenshot(page.absolute().as_uri(), IMAGES / "report.png", height=1560, wait="html[data-ready]")
 
 
+def server(folder: Path) -> None:
+    """The page of `rkr serve`, with two tasks of drawn pictures."""
+    if find_spec("rkr.serve") is None:
+        print("server: this version has none")
+        return
+    record([sys.executable, str(ROOT / "examples" / "draw_pictures.py"), "photos"], folder)
+    for source, task in (("colours", "colours"), ("shapes.csv", "shapes")):
+        learn = ["learn", f"photos/{source}", "--model", "zoo", "--task", task, "--epochs", "2"]
+        record([sys.executable, "-m", "rkr", *learn], folder)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "rkr", "serve", "zoo", "--port", str(port)]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            for _ in range(240):
+                with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5):
+                    break
+                time.sleep(0.5)
+            screenshot(f"http://127.0.0.1:{port}/", IMAGES / "server.png")
+        finally:
+            process.terminate()
+
+
 def headline(_: Path) -> None:
     """The README's figure, and the pages that are made from the same files."""
     subprocess.run(
@@ -197,6 +226,7 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     "how-it-works": lambda _: write("how-it-works.svg", how_it_works()),
     "demo": lambda folder: write("demo.svg", demo(folder)),
     "report": report,
+    "server": server,
     "headline": headline,
 }
 
