@@ -204,7 +204,7 @@ def server(folder: Path) -> None:
                 with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5):
                     break
                 time.sleep(0.5)
-            screenshot(f"http://127.0.0.1:{port}/", IMAGES / "server.png")
+            screenshot(f"http://127.0.0.1:{port}/", IMAGES / "server.png", height=640)
         finally:
             process.terminate()
 
