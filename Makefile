@@ -10,10 +10,10 @@ DEV := $(VENV)/.installed
 BENCH := $(VENV)/.installed-bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint bench results clean
+.PHONY: help demo test test-slow lint docs pages notebooks pictures bench results clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(DEV) ## learn a few small tasks and show that none is forgotten
 	$(BIN)/rkr demo
@@ -30,12 +30,25 @@ lint: $(DEV) ## check style, types and imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache --no-logo
 
-bench: $(BENCH) ## measure speed and memory against other libraries
-	$(BIN)/python benchmarks/run.py --into docs/speed.md
+docs: $(DEV) ## build the documentation site: docs/_build/html/index.html
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+	@echo 'site: open docs/_build/html/index.html in a browser'
 
-results: $(DEV) ## make docs/results.md, docs/reproduction.md, and the README's figure and table from results/
-	$(BIN)/python tools/results_page.py results docs/results.md
-	$(BIN)/python tools/reproduction_page.py results docs/reproduction.md
+pages: $(DEV) ## run the code on all pages of the documentation, and put its output into them
+	$(BIN)/python tools/pages.py --write
+
+notebooks: $(DEV) ## make the notebooks in examples/ from the tutorials
+	$(BIN)/python tools/notebooks.py
+
+pictures: $(DEV) ## make the pictures in docs/images; needs Chromium
+	$(BIN)/python tools/pictures.py
+
+bench: $(BENCH) ## measure speed and memory against other libraries
+	$(BIN)/python benchmarks/run.py --into docs/results/speed.md
+
+results: $(DEV) ## make docs/results/results.md, docs/results/reproduction.md, and the README's figure and table from results/
+	$(BIN)/python tools/results_page.py results docs/results/results.md
+	$(BIN)/python tools/reproduction_page.py results docs/results/reproduction.md
 
 clean: ## remove the virtual environment, caches and builds
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -44,7 +57,7 @@ clean: ## remove the virtual environment, caches and builds
 $(DEV): pyproject.toml constraints.txt tests/vision.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) $(TORCH)
-	$(PIP) -e '.[test]'
+	$(PIP) -e '.[docs,test]'
 	rm -rf $(VENV)/vision
 	$(PIP) --no-deps --target $(VENV)/vision -r tests/vision.txt \
 		|| { rm -rf $(VENV)/vision; echo 'torchvision and timm could not be installed: their tests are skipped'; }

@@ -94,6 +94,7 @@ class Entry:
 
     @cached_property
     def model(self) -> type[BaseModel]:
+        """Checks options, as pydantic does."""
         """The options as a pydantic model."""
         from rkr.validation import model_of
 
@@ -170,12 +171,14 @@ class Method(Entry):
 
     @cached_property
     def model(self) -> type[BaseModel]:
+        """Checks options, as pydantic does."""
         from rkr.validation import model_of
 
         return model_of(self.name or place(self.object), self.parameters, self.learner.passes_on)
 
     @property
     def options(self) -> dict[str, Any]:
+        """Its options with their values, those of the preset included."""
         known = {name: list(v) if isinstance(v, tuple) else v for name, v in super().options.items()}
         return {**known, **self.preset}
 
@@ -193,6 +196,7 @@ class Method(Entry):
 
     @classmethod
     def check(cls, made: Any, name: str) -> None:
+        """Raise UsageError if a target is no learner."""
         base = importlib.import_module("rkr.methods.learner").Learner
         if not (isinstance(made, type) and issubclass(made, base)):
             raise UsageError(f"{name} must be a subclass of rkr.Learner, not {getattr(made, '__name__', made)!r}")
@@ -386,7 +390,18 @@ def _declared(entry: type[E], folder: str) -> Iterator[E]:
 
 
 class Register:
-    """Decorators that register methods, networks and datasets under a name, and `layer` for kinds of layers."""
+    """Decorators that register methods, networks and datasets under a name, and `layer` for kinds of layers.
+
+    Example:
+        >>> import rkr
+        >>> from torch import nn
+        >>> @rkr.register.network("one-layer", "a linear layer for 8x8 images", head="1")
+        ... def build(classes: int = 10) -> nn.Module:
+        ...     return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+        >>> from rkr.registry import networks
+        >>> networks["one-layer"].description
+        'a linear layer for 8x8 images'
+    """
 
     def method(
         self,

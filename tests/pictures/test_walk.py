@@ -1,4 +1,4 @@
-"""The walk through in docs/pictures.md runs as it stands, on small pictures that are drawn here."""
+"""The walk through in docs/tutorials/pictures.md runs as it stands, on small pictures that are drawn here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from helpers.pictures import draw_classes
 import rkr
 from rkr.pictures import backbones
 
-TEXT = (Path(__file__).parents[2] / "docs" / "pictures.md").read_text("utf-8")
+TEXT = (Path(__file__).parents[2] / "docs" / "tutorials" / "pictures.md").read_text("utf-8")
 BLOCKS = re.findall(r"```\n(.*?)```", TEXT, re.DOTALL)
 COMMANDS = [line for block in BLOCKS for line in block.splitlines() if line.startswith("rkr ")]
 

@@ -1,4 +1,4 @@
-"""docs/reproduction.md from committed files."""
+"""docs/results/reproduction.md from committed files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rows_of(text: str, recipe: str) -> list[list[str]]:
 
 
 def test_the_committed_page_is_that_of_the_committed_files() -> None:
-    text = (ROOT / "docs" / "reproduction.md").read_text("utf-8")
+    text = (ROOT / "docs" / "results" / "reproduction.md").read_text("utf-8")
     assert text == page(find_results(RESULTS))
     assert re.findall("^### (.*)$", text, re.MULTILINE) == [*exhibit_names(), "Classification", "Zero-shot tasks"]
     for methods in (METHODS, ZERO_SHOT_METHODS):

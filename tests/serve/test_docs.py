@@ -1,4 +1,4 @@
-"""The examples of docs/serve.md run as they stand, against a real server."""
+"""The examples of docs/tutorials/serve.md run as they stand, against a real server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from helpers.zoos import make_zoo, picture, task_file, zipped
 
 import rkr
 
-PAGE = (Path(__file__).parents[2] / "docs" / "serve.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "tutorials" / "serve.md").read_text("utf-8")
 CURL = [
     line.partition("#")[0] for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()
 ]

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rkr.errors import UsageError
+from rkr.importing import imported
 from rkr.registry import IN_WORDS, METHODS, Entry, Method, datasets, networks
 
 
@@ -39,7 +40,7 @@ def in_words(name: str) -> str:
     if name in recipe_names():
         return (SHIPPED / f"{name}.toml").read_text().rstrip()
     for table, section in ((networks, "[network]"), (datasets, "[stream.options]")):
-        if name in table:
+        if not _is_learner(name) and name in table:
             entry: Entry = table[name]
             lines = [f"{name}: {entry.summary}", ""]
             if text := inspect.getdoc(entry.object):
@@ -59,7 +60,7 @@ def options_of(name: str) -> dict[str, Any]:
     if name in recipe_names():
         return load_recipe(name).model_dump(mode="json")
     for table in (networks, datasets):
-        if name in table:
+        if not _is_learner(name) and name in table:
             entry: Entry = table[name]
             return {entry.kind: entry.options}
     found = {setting: option_texts(method) for setting, method in _methods(name).items()}
@@ -71,11 +72,20 @@ def options_of(name: str) -> dict[str, Any]:
     }
 
 
+def _is_learner(name: str) -> bool:
+    """Whether a dotted name is that of a method. As a class that makes a module it could be a network too."""
+    made = imported(name) if ":" in name else None
+    return isinstance(made, type) and hasattr(made, "setting")
+
+
 def _methods(name: str) -> dict[str, Method]:
     """The methods with a name, by setting."""
     from rkr.experiment.recipes.load import recipe_names
     from rkr.validation import choose
 
+    if _is_learner(name):
+        setting = imported(name).setting
+        return {IN_WORDS[setting]: METHODS[setting][name]}
     found = {IN_WORDS[setting]: table[name] for setting, table in METHODS.items() if name in table}
     if not found:
         names = dict.fromkeys((*METHODS["images"], *METHODS["zero-shot"], *recipe_names(), *networks, *datasets))

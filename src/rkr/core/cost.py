@@ -108,6 +108,14 @@ class Cost:
         multiply_adds: Per sample, or None if the input's shape is not known.
         shared: Modules that are not rectified and stay as they are.
         ranks: K of each layer that the options rectify, in the order of the network.
+
+    Example:
+        >>> import rkr
+        >>> model = rkr.rectify(rkr.networks.lenet(classes=100), rank=2, head="fc")
+        >>> task = model.add_task("first", classes=10)
+        >>> cost = model.cost()
+        >>> f"{cost['first'].percent:.4f} % of {cost.network:,} parameters"
+        '0.4292 % of 3,038,110 parameters'
     """
 
     network: int

@@ -40,9 +40,22 @@ def rectify(network: nn.Module, rank: int | None = None, head: str | None = None
 
     Args:
         network: Any module.
-        rank: K. 2 by default.
+        rank: The rank K, 2 by default.
         head: Name of the classification layer, which each task has for itself. None for networks without one.
         options: Any other field of `Options`; or ``options=Options(...)`` for all of them at once.
+
+    Returns:
+        The model. It has no tasks yet.
+
+    Raises:
+        UsageError: `network` is no module or is rectified already, or an option or a name is wrong.
+
+    Example:
+        >>> import torch, rkr
+        >>> model = rkr.rectify(rkr.networks.small_cnn(classes=10), rank=2, head="fc")
+        >>> task = model.add_task("digits", classes=10)
+        >>> model(torch.zeros(4, 1, 8, 8)).shape
+        torch.Size([4, 10])
     """
     if not isinstance(network, nn.Module):
         raise UsageError(f"rectify needs a torch.nn.Module, not {type(network).__name__}")
@@ -66,6 +79,24 @@ def load(folder: str | os.PathLike[str], network: nn.Module) -> RectifiedModel:
 
     Everything is read and checked before the network is changed. If the network is rectified already, for instance by
     the model that was saved, the new model takes it over.
+
+    Args:
+        folder: A folder that `RectifiedModel.save` wrote.
+        network: A network of the same architecture. Its values do not matter.
+
+    Returns:
+        The model, with the tasks of the folder. A task's file is read when the task is first used.
+
+    Raises:
+        FileError: The folder is missing, damaged, of a newer version, or does not fit the network.
+
+    Example:
+        >>> import rkr
+        >>> model = rkr.rectify(rkr.networks.small_cnn(classes=10), head="fc")
+        >>> task = model.add_task("digits", classes=10)
+        >>> model.save("digits-zoo")
+        >>> list(rkr.load("digits-zoo", rkr.networks.small_cnn(classes=10)).tasks)
+        ['digits']
     """
     return zoo.load(folder, network, RectifiedModel)
 
@@ -84,6 +115,19 @@ class RectifiedModel(nn.Module):
         active: The task in use, and its merged weights.
         about: Free information that is saved with the model, as JSON: how to build the network, for instance. Each
             task has its own, `model.tasks[name].about`, which travels with its file. Fingerprints do not cover it.
+
+    Example:
+        >>> import torch, rkr
+        >>> model = rkr.rectify(rkr.networks.small_cnn(classes=10), head="fc")
+        >>> for name in ("low", "high"):
+        ...     task = model.add_task(name, classes=5)
+        ...     model(torch.randn(8, 1, 8, 8)).logsumexp(1).sum().backward()
+        ...     torch.optim.SGD(model.task_parameters(groups=True), lr=0.01).step()
+        >>> x = torch.randn(2, 1, 8, 8)
+        >>> model.eval()(x, tasks=["low", "high"]).shape
+        torch.Size([2, 5])
+        >>> model.task
+        'high'
     """
 
     def __init__(
@@ -160,6 +204,12 @@ class RectifiedModel(nn.Module):
             train_base: Whether the base network is trained too. By default only with the first task; False
                 there keeps a pretrained base as it is. Later tasks can never train it.
             head_init: "random", or "network" to start from the network's own classification layer.
+
+        Returns:
+            The task, which is `model.tasks[name]` as well.
+
+        Raises:
+            UsageError: There is a task with this name, or an argument does not fit the model.
         """
         check_name(name)
         self.check_layers()
@@ -204,6 +254,12 @@ class RectifiedModel(nn.Module):
 
         Only the task in use takes gradients; those of the task before are dropped, so that an optimiser which still
         holds its parameters cannot move them.
+
+        Args:
+            name: The task's name.
+
+        Raises:
+            UsageError: No task has this name.
         """
         self._select(self.tasks[name])
 
@@ -211,6 +267,12 @@ class RectifiedModel(nn.Module):
         """Remove a task. The others do not change; if it was in use, no task is in use afterwards.
 
         A base that was trained with the task stays as it is, because files of the task may depend on it.
+
+        Args:
+            name: The task's name.
+
+        Raises:
+            UsageError: No task has this name.
         """
         task = self.tasks.in_memory(name)
         if not self.base_frozen and not self.update.opens_base and self._base_has_changed():
@@ -230,6 +292,15 @@ class RectifiedModel(nn.Module):
 
         With `groups=True`: optimiser groups, the second without weight decay for F and normalisation (decay would
         pull scaling factors to 0, where 1 is neutral).
+
+        Args:
+            groups: Whether to return optimiser groups.
+
+        Returns:
+            An iterator of parameters, or a list of two groups for an optimiser.
+
+        Raises:
+            UsageError: No task is in use.
         """
         named = self.named_task_parameters()
         if not groups:
@@ -289,6 +360,12 @@ class RectifiedModel(nn.Module):
                 beyond its task's classes. Tensors among the arguments, also within lists and dictionaries, are
                 taken apart by task if their first dimension is that of the first one; others go to every task.
             kwargs: Passed to the network.
+
+        Returns:
+            What the network returns, with the task's own head.
+
+        Raises:
+            UsageError: No task is in use, a task is unknown, or types or devices do not match.
         """
         self.check_owner()
         if labels is not None:
@@ -351,6 +428,15 @@ class RectifiedModel(nn.Module):
         """A plain copy of your network that computes what the task computes, with the same keys.
 
         It does not depend on this package: rectification and scale are folded into weights and biases.
+
+        Args:
+            name: The task's name.
+
+        Returns:
+            The copy. `torch.export`, `torch.jit` and `torch.compile` take it.
+
+        Raises:
+            UsageError: No task has this name, or its method does not fold into plain weights.
         """
         task = self.tasks[name]
         self.check_layers()
@@ -364,6 +450,9 @@ class RectifiedModel(nn.Module):
         Args:
             example: An input, or its shape without the batch, for the multiply-adds. By default the network's
                 `input_shape`, if it has that attribute.
+
+        Returns:
+            The cost. Print it for a table.
         """
         return cost.measure(self, example)
 
@@ -375,6 +464,12 @@ class RectifiedModel(nn.Module):
         Equal fingerprints mean equal answers, provided that the network's `state_dict` holds all it computes with
         (buffers with `persistent=False` are not in it). It stays the same over training of other tasks, saving and
         loading, devices and processes.
+
+        Args:
+            name: The task's name.
+
+        Returns:
+            64 hexadecimal digits.
         """
         return files.task_fingerprint(self, self.tasks[name])
 
@@ -383,6 +478,12 @@ class RectifiedModel(nn.Module):
 
         In the folder that the model was loaded from or last saved to, only what has changed is written. If another
         process has changed that folder meanwhile, it is an error: see `follow`.
+
+        Args:
+            folder: The folder. It is made if necessary.
+
+        Raises:
+            FileError: The folder cannot be written, or another process has changed it.
         """
         zoo.save(self, folder)
 
@@ -398,7 +499,15 @@ class RectifiedModel(nn.Module):
         return zoo.follow(self)
 
     def save_task(self, name: str, path: str | os.PathLike[str]) -> None:
-        """Write one task to one safetensors file, atomically."""
+        """Write one task to one safetensors file, atomically.
+
+        Args:
+            name: The task's name.
+            path: The file. An existing one is replaced.
+
+        Raises:
+            FileError: The file cannot be written.
+        """
         files.save_task(self, self.tasks[name], path)
 
     @torch.inference_mode(False)
@@ -410,6 +519,12 @@ class RectifiedModel(nn.Module):
         Args:
             path: A file written by `save_task`.
             name: Another name for the task than the one in the file.
+
+        Returns:
+            The task.
+
+        Raises:
+            FileError: The file is missing, damaged, or of a task for another base.
         """
         if name is not None:
             check_name(name)
@@ -595,6 +710,7 @@ class RectifiedModel(nn.Module):
                 )
 
     def check_owner(self) -> None:
+        """Check that the network still computes with this model's tasks."""
         if self.layers and layer_of(self.layers[0].module) is not self.layers[0]:
             raise UsageError(
                 "this model's network was given to another rectified model: use that one, or load this one again "

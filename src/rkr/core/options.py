@@ -68,6 +68,16 @@ class Options(validation.Options):
             derivatives, which the others do not have. ``"auto"``: grouped on accelerators and for small weights and
             batches on CPUs, else factored (`ways.py`). They agree up to rounding. Files of earlier versions say
             ``fast``: ``False`` stands for ``"formula"``.
+
+    Raises:
+        UsageError: An option does not exist, or has an impossible value. All options are keyword arguments.
+
+    Example:
+        >>> import rkr
+        >>> options = rkr.Options(rank=4, ranks={"fc1": 8}, exclude="conv1")
+        >>> options.rank_of("conv2"), options.rank_of("fc1"), options.selects("conv1")
+        (4, 8, False)
+        >>> model = rkr.rectify(rkr.networks.small_cnn(), head="fc", options=options)
     """
 
     rank: Positive = 2

@@ -33,6 +33,21 @@ def load_learner(run: str | os.PathLike[str]) -> Learner:
 
     Args:
         run: Its folder, such as "runs/digits/ewc/fixed".
+
+    Returns:
+        The learner, which has begun the tasks that were learned.
+
+    Raises:
+        UsageError: The run has learned no task, or its method is not installed or cannot be loaded.
+        FileError: The folder is no run, or is damaged.
+
+    Example:
+        >>> import torch, rkr
+        >>> learner = rkr.load_learner("runs/digits-1-epochs/finetune/fixed")
+        >>> len(learner.seen), learner.seen[2].class_names
+        (5, ('4', '5'))
+        >>> learner.predict(torch.rand(3, 1, 8, 8), 2).shape
+        torch.Size([3, 2])
     """
     from rkr.experiment.recipes.settings import NetworkSettings
     from rkr.experiment.results import read_result
@@ -98,8 +113,10 @@ def is_intact(run: Path) -> bool:
 
 
 def _zero_shot(task: dict[str, Any], stream: dict[str, Any]) -> dict[str, Any]:
-    """The fields that only zero-shot tasks have, tensors as mere shapes: `predict` needs none but the scaling, whose
-    values come with the state."""
+    """The fields that only zero-shot tasks have, tensors as mere shapes.
+
+    `predict` needs none but the scaling, whose values come with the state.
+    """
     if "attributes" not in task:
         return {}
     scaling = (torch.zeros(stream["input_shape"]),) * 2

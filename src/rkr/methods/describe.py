@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rkr.registry import Method
 
 SECTION = re.compile(r"^(?:Args|Attributes):\n", re.MULTILINE)
+AFTER = re.compile(r"^(?:Returns|Raises|Example):\n", re.MULTILINE)
 ENTRY = re.compile(r"^ {4}(\w+): ", re.MULTILINE)
 SEE = re.compile(r"[Ss]ee `OneNetwork`\.")  # the base class says it
 
@@ -36,5 +37,5 @@ def _entries(text: str) -> dict[str, str]:
     parts = SECTION.split(text)
     if len(parts) == 1:
         return {}
-    pairs = iter(ENTRY.split(parts[-1])[1:])  # a name, its text, the next name, ...
+    pairs = iter(ENTRY.split(AFTER.split(parts[-1])[0])[1:])  # a name, its text, the next name, ...
     return {name: " ".join(found.replace("``", "").split()) for name, found in zip(pairs, pairs, strict=True)}

@@ -67,6 +67,7 @@ class SeenTask:
 
     @property
     def classes(self) -> int:
+        """How many classes it has."""
         return len(self.class_names)
 
     @property
@@ -99,6 +100,20 @@ class Learner(nn.Module):
     Args:
         make: Builds a new, randomly initialised network.
         head: Name of the network's classification layer.
+
+    Example:
+        >>> import torch, rkr
+        >>> from rkr.methods import SeenTask
+        >>> class Frozen(rkr.Learner):
+        ...     def begin(self, task: SeenTask) -> None:
+        ...         super().begin(task)
+        ...         self.network = self.make()
+        ...     def predict(self, x: torch.Tensor, number: int) -> torch.Tensor:
+        ...         return self.network(x)[:, self.seen[number].labels]
+        >>> learner = Frozen(lambda: rkr.networks.small_cnn(classes=4), "fc")
+        >>> learner.begin(SeenTask(0, "first", ("cat", "dog"), start=0))
+        >>> learner.predict(torch.rand(5, 1, 8, 8), 0).shape
+        torch.Size([5, 2])
     """
 
     setting: ClassVar[str] = "images"

@@ -41,7 +41,7 @@ class Rkr(Changed):
     )
     differs: ClassVar[Sequence[str]] = (
         "The paper does not tell batch size, momentum, weight decay, augmentation, initial values and what becomes "
-        "of batch normalisation: docs/method.md has the decisions.",
+        "of batch normalisation: docs/method/method.md has the decisions.",
     )
 
     isolating = True

@@ -1,4 +1,4 @@
-"""RKR with its numbers where a new task needs them, and trained faster: docs/plus.md has what was tried."""
+"""RKR with its numbers where a new task needs them, and trained faster: docs/method/plus.md has what was tried."""
 
 from __future__ import annotations
 

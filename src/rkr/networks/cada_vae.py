@@ -39,6 +39,7 @@ class Encoder(nn.Module):
         _initialise(self)
 
     def forward(self, x: Tensor) -> Gaussian:
+        """Compute the mean and the log-variance of a batch."""
         h = F.relu(self.hidden(x))  # (B, hidden)
         return self.mu(h), self.logvar(h)  # (B, latent) each
 
@@ -65,6 +66,7 @@ class Decoder(nn.Module):
         _initialise(self)
 
     def forward(self, z: Tensor) -> Tensor:
+        """Compute vectors of a batch."""
         return self.out(F.relu(self.hidden(z)))
 
 

@@ -28,6 +28,7 @@ class LeNet(nn.Module):
         self.fc = nn.Linear(500, classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Compute logits of a batch."""
         # Pool before ReLU: the result is the same, and ReLU has a quarter of the values to process.
         x = self.bn1(self.conv1(x))  # (B, 20, 32, 32)
         x = F.relu(F.max_pool2d(x, kernel_size=3, stride=2, padding=1))  # (B, 20, 16, 16)
@@ -41,5 +42,21 @@ class LeNet(nn.Module):
 
 @register.network("lenet", "LeNet 20-50-800-500 with batch normalisation, 32x32 images; 3.0 million parameters")
 def lenet(classes: int = 100, in_channels: int = 3) -> LeNet:
-    """Build the paper's LeNet."""
+    """Build the paper's LeNet.
+
+    Args:
+        classes: Size of the classification layer `fc`.
+        in_channels: Channels of the images.
+
+    Returns:
+        The network, with random weights.
+
+    Raises:
+        UsageError: A size is below one.
+
+    Example:
+        >>> import rkr
+        >>> sum(p.numel() for p in rkr.networks.lenet(classes=100).parameters())
+        3038110
+    """
     return LeNet(classes, in_channels)

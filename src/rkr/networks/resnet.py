@@ -35,6 +35,7 @@ class ZeroPad(nn.Module):
         self.extra = out_channels - in_channels
 
     def forward(self, x: Tensor) -> Tensor:
+        """Compute the output of a batch."""
         x = x[:, :, :: self.stride, :: self.stride]  # (B, C, H / stride, W / stride)
         return F.pad(x, (0, 0, 0, 0, 0, self.extra))  # (B, C + extra, H / stride, W / stride)
 
@@ -52,6 +53,7 @@ class BasicBlock(nn.Module):
         self.downsample = nn.Identity() if same else shortcut(in_channels, out_channels, stride)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Compute the output of a batch."""
         out = F.relu(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out))
         return F.relu(out + self.downsample(x))
@@ -104,6 +106,7 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
+        """Compute the output of a batch."""
         x = self.maxpool(F.relu(self.bn1(self.conv1(x))))  # (B, widths[0], H, W)
         for name in self.stages:
             x = self.get_submodule(name)(x)  # (B, widths[i], H / 2^i, W / 2^i)
@@ -121,6 +124,22 @@ def resnet18(classes: int = 100, stem: Stem = "cifar", width: int = 64) -> ResNe
 
     The four stages have `width`, 2, 4 and 8 times `width` channels. With 16 the network is narrow: 713,076 parameters
     and 1/16 of the multiply-adds.
+
+    Args:
+        classes: Size of the classification layer `fc`.
+        stem: "cifar" for 32x32 images, "imagenet" for 224x224.
+        width: Channels of the first stage.
+
+    Returns:
+        The network, with random weights.
+
+    Raises:
+        UsageError: A size is below one, or there is no such stem.
+
+    Example:
+        >>> import rkr
+        >>> sum(p.numel() for p in rkr.networks.resnet18(classes=100).parameters())
+        11220132
     """
     return ResNet((2, 2, 2, 2), (width, 2 * width, 4 * width, 8 * width), classes, stem)
 

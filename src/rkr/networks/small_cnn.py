@@ -24,6 +24,7 @@ class SmallCNN(nn.Module):
         self.fc = nn.Linear(128, classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Compute logits of a batch."""
         x = F.relu(self.bn1(self.conv1(x)))  # (B, 16, S, S)
         x = F.max_pool2d(F.relu(self.bn2(self.conv2(x))), 2)  # (B, 32, S/2, S/2)
         return self.fc(F.relu(self.fc1(x.flatten(1))))  # (B, classes)
@@ -31,5 +32,22 @@ class SmallCNN(nn.Module):
 
 @register.network("digits-net", "a small convolutional network for 8x8 digits")
 def small_cnn(classes: int = 10, in_channels: int = 1, size: int = 8) -> SmallCNN:
-    """Build the demo's network."""
+    """Build the demo's network.
+
+    Args:
+        classes: Size of the classification layer `fc`.
+        in_channels: Channels of the images.
+        size: Height and width of the images.
+
+    Returns:
+        The network, with random weights.
+
+    Raises:
+        UsageError: A size is below one.
+
+    Example:
+        >>> import rkr, torch
+        >>> rkr.networks.small_cnn(classes=3)(torch.zeros(2, 1, 8, 8)).shape
+        torch.Size([2, 3])
+    """
     return SmallCNN(classes, in_channels, size)

@@ -101,6 +101,19 @@ def learn(
         memory: Bytes of decoded pictures that may be kept in memory; more go to a file.
         watch: Called with events, as displays are.
         settings: Fields of `rkr.pictures.Settings`, such as `rank`, `epochs` or `seed`.
+
+    Returns:
+        The zoo, with the task in use.
+
+    Raises:
+        UsageError: An argument does not fit, or there is a task with this name already.
+        FileError: No pictures can be read, or the folder cannot be written.
+
+    Example:
+        >>> import rkr
+        >>> zoo = rkr.learn("photos/colours", model="zoo", epochs=1)
+        >>> zoo.tasks["colours"].classes
+        ('blue', 'green', 'red')
     """
     request = prepare(source, model, task, backbone, arguments, size, settings)
     stopped: list[bool] = []

@@ -110,6 +110,16 @@ class Zoo:
         model: The network with its tasks.
         preparation: How pictures are prepared for it.
         tasks: What is known of each task, by name.
+
+    Example:
+        >>> import rkr
+        >>> zoo = rkr.open("zoo")
+        >>> zoo.rename("colours", "paint")
+        >>> zoo.evaluate("photos/colours-test", "paint").accuracy > 0.5
+        True
+        >>> zoo.drop("paint")
+        >>> len(zoo.tasks)
+        0
     """
 
     def __init__(self, folder: Path, model: RectifiedModel, preparation: Preparation) -> None:
@@ -213,12 +223,27 @@ class Zoo:
     # -- tasks --------------------------------------------------------------------------------------------
 
     def drop(self, name: str) -> None:
-        """Remove a task, from the folder too."""
+        """Remove a task, from the folder too.
+
+        Args:
+            name: The task's name.
+
+        Raises:
+            UsageError: No task has this name.
+        """
         drop_task(self.folder, name)
         self.follow()
 
     def rename(self, name: str, new: str) -> None:
-        """Give a task another name."""
+        """Give a task another name, in the folder too.
+
+        Args:
+            name: The task's name.
+            new: Its new name.
+
+        Raises:
+            UsageError: No task has this name, or one has the new name already.
+        """
         check_task_name(new)
         rename_task(self.folder, name, new)
         self.follow()
@@ -264,6 +289,19 @@ def open_zoo(folder: str | os.PathLike[str], network: nn.Module | None = None, d
         network: A network of the same architecture, for folders that do not say how to build it. Pictures are prepared
             as for ImageNet then.
         device: Where to compute: a GPU if there is one, by default.
+
+    Returns:
+        The zoo.
+
+    Raises:
+        UsageError: The folder does not say how to build its network, or that library is not installed.
+        FileError: The folder is missing or damaged.
+
+    Example:
+        >>> import rkr
+        >>> zoo = rkr.open("zoo")
+        >>> [answer.classes for answer in zoo.predict("photos/new", task="colours")]
+        [('blue',), ('red',)]
     """
     path = Path(folder).expanduser()
     preparation = Preparation()

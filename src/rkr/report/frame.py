@@ -43,6 +43,23 @@ def results(root: str | os.PathLike[str], *more: str | os.PathLike[str]) -> pd.D
 
     Skipped folders are in `frame.attrs["skipped"]` as (folder, reason), with a warning unless they are runs that have
     only just started. Average only rows with equal `protocol`.
+
+    Args:
+        root: A folder. All folders below it are searched.
+        more: Further folders.
+
+    Returns:
+        The DataFrame.
+
+    Raises:
+        UsageError: pandas is not installed.
+        FileError: A folder does not exist.
+
+    Example:
+        >>> import rkr
+        >>> frame = rkr.results("runs")
+        >>> frame.groupby("method").task.nunique().to_dict()
+        {'finetune': 5}
     """
     try:
         import pandas as pd

@@ -53,6 +53,15 @@ class Client:
         timeout: Seconds to wait for an answer.
         retries: How often a request is repeated that the server was too busy for, or, if it changes nothing, that did
             not reach it or that it failed at, as those of a cluster do when one of them is killed.
+
+    Raises:
+        UsageError: The address is not one of HTTP.
+
+    Example:
+        >>> import rkr
+        >>> client = rkr.Client("http://127.0.0.1:8000")
+        >>> client  # then client.predict("a.jpg", task="birds"), if `rkr serve` runs there
+        Client('http://127.0.0.1:8000')
     """
 
     def __init__(self, url: str, token: str | None = None, timeout: float = 60.0, retries: int = 3) -> None:

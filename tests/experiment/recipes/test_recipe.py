@@ -69,7 +69,7 @@ SECTIONS = {
 
 def test_the_page_has_every_key_and_what_holds_without_it() -> None:
     """In a table of sections, as `key` or `key = value`."""
-    page = (Path(__file__).parents[3] / "docs" / "experiments.md").read_text("utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "recipes.md").read_text("utf-8")
     keys = {
         section: {name: None if field.is_required() else field.default for name, field in kind.model_fields.items()}
         for section, kind in SECTIONS.items()

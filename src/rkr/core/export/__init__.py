@@ -59,6 +59,17 @@ def export(
 
     Returns:
         The path.
+
+    Raises:
+        UsageError: An argument is wrong, the network cannot be traced, or the file does not answer as the model does.
+        FileError: The file cannot be written.
+
+    Example:
+        >>> import rkr
+        >>> model = rkr.rectify(rkr.networks.small_cnn(classes=10), head="fc").eval()
+        >>> task = model.add_task("digits", classes=10, train_base=False)
+        >>> rkr.export(model, "digits.pt2").name
+        'digits.pt2'
     """
     path, kind = _checked_path(path, format)
     chosen = _chosen(model, tasks, style)
@@ -97,6 +108,17 @@ def export_adapter(model: RectifiedModel, task: str, path: PathLike) -> Path:
 
     Returns:
         The path.
+
+    Raises:
+        UsageError: No task has this name, or onnxruntime is not installed.
+        FileError: The file cannot be written.
+
+    Example:
+        >>> import rkr
+        >>> model = rkr.rectify(rkr.networks.small_cnn(classes=10), head="fc").eval()
+        >>> task = model.add_task("digits", classes=10, train_base=False)
+        >>> rkr.export_adapter(model, "digits", "digits.onnx_adapter").name
+        'digits.onnx_adapter'
     """
     path = _writable(as_path(path), ADAPTER_ENDING)
     _check_model(model)
