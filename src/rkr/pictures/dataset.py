@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rkr.data.cut import balanced_cut
-from rkr.errors import FileError, UsageError
+from rkr.errors import FileError
 
 SUFFIXES = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".jfif")
 TRAIN = ("train", "training")
@@ -292,10 +292,3 @@ def divide(listing: Listing, content: Sequence[str | FileError], share: float, s
 
 def _reason(broken: Sequence[tuple[str, str]]) -> str:
     return f", for instance {broken[0][1]}" if broken else ""
-
-
-def check_share(share: float) -> float:
-    """The share for validation, or UsageError."""
-    if not 0 <= share <= 0.5:
-        raise UsageError(f"--validation must be a share of 0 to 0.5, not {share}")
-    return share

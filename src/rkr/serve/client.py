@@ -11,17 +11,12 @@ import time
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 from rkr.errors import FileError, RkrError, UsageError
-
-if TYPE_CHECKING:
-    pass
-
-Picture = "str | os.PathLike[str] | bytes | Image.Image"
 
 
 class ServerError(RkrError):
