@@ -21,7 +21,9 @@ ELSEWHERE = {
     "docs/project/changelog.md": "has no code",
 }
 PAGES = [page for page in pages.pages() if str(page.relative_to(ROOT)) not in ELSEWHERE]
-LINK = re.compile(r"(?<!!)\[[^\]\n]*(?:\n[^\]\n]*)?\]\(([^)\s]+)\)")
+CODE = re.compile(r"^( *)```.*?^\1```$|`[^`\n]*`", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+IMAGE = re.compile(r"^```\{image\} (\S+)$", re.MULTILINE)
 MARKDOWN = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - set((ROOT / "docs/_build").rglob("*.md")))
 
 
@@ -64,9 +66,9 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", MARKDOWN, ids=name)
 def test_links_lead_somewhere(page: Path) -> None:
-    text = re.sub(r"^( *)```.*?^\1```$", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
     wrong = []
-    for link in re.findall(r"(?:!?\[[^\]]*\]|^\[[^\]]+\]:)\(?([^)\s]+)\)", text):
+    text = page.read_text("utf-8")
+    for link in [*LINK.findall(CODE.sub("", text)), *IMAGE.findall(text)]:
         if re.match(r"\w+:", link):
             continue
         path, _, anchor = unquote(link).partition("#")

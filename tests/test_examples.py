@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from importlib.util import find_spec
 from pathlib import Path
 
 import notebooks
@@ -69,7 +68,6 @@ def test_own_pictures(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(find_spec("rkr.serve") is None, reason="this version has no server")
 def test_serving_client(tmp_path: Path) -> None:
     for package in ("efficientnet_lite_pytorch", "fastapi", "uvicorn"):
         pytest.importorskip(package)

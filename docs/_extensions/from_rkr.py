@@ -130,13 +130,6 @@ class Recipes(FromText):
         return table(("recipe", "what it is"), [(code(name), cell(text)) for name, text in found["recipes"].items()])
 
 
-def without_missing(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Leave out of the index the pages that this version does not have."""
-    if docname == "index":
-        known = app.env.found_docs
-        source[0] = re.sub(r"^[a-z-]+$", lambda match: match[0] if match[0] in known else "", source[0], flags=re.M)
-
-
 def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("rkr-commands", Commands)
     app.add_directive("rkr-methods", Methods)
@@ -147,6 +140,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
             sphinx_version=version("sphinx"), torch_version=version("torch")
         ),
     )
-    app.connect("source-read", without_missing)
     app.add_css_file("rkr.css")
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -43,6 +43,7 @@ def answers(model: rkr.RectifiedModel, x: Tensor, *tasks: str) -> np.ndarray:
 @pytest.mark.parametrize("task", ["a", "b"])
 def test_merged(model: rkr.RectifiedModel, task: str, tmp_path: Path) -> None:
     path = rkr.export(model, tmp_path / "one.onnx", tasks=task)
+    assert onnxruntime.InferenceSession(str(path)).get_inputs()[0].shape == ["batch", 1, 8, 8]
     for batch in (1, 7):  # the batch is dynamic
         x = torch.randn(batch, 1, 8, 8)
         model.set_task(task)

@@ -42,7 +42,9 @@ def encode(program: Program, metadata: Mapping[str, Any], optional: frozenset[st
     import onnxscript.optimizer
 
     with _quiet():
-        exported = torch.onnx.export(program.exported, dynamo=True, optimize=False, verbose=False)
+        exported = torch.onnx.export(
+            program.exported, dynamic_shapes=dict(program.dynamic), dynamo=True, optimize=False, verbose=False
+        )
         assert exported is not None
         model = exported.model
         # Most of torch's own optimisation looks for patterns that onnxruntime finds too, and is slow.

@@ -52,6 +52,7 @@ class Program:
     exported: ExportedProgram
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    dynamic: Mapping[str, Any]
 
     def run(self, example: Example, extra: Mapping[str, Any]) -> list[Tensor]:
         """The output's tensors."""
@@ -91,7 +92,7 @@ def trace(
             raise UsageError(f"torch.export cannot trace this network for any batch size: {reason[0]}") from error
     for node in exported.graph.nodes:
         node.meta.pop("stack_trace", None)  # names of files on this machine
-    return Program(exported, tuple(example.named(extra)), tuple(_output_names(output, name)))
+    return Program(exported, tuple(example.named(extra)), tuple(_output_names(output, name)), shapes)
 
 
 def _sizes(value: Any, batch: int) -> Any:
