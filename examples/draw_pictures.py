@@ -24,11 +24,11 @@ def draw_one(path: Path, colour: tuple[int, int, int], shape: str) -> Path:
     pen = ImageDraw.Draw(image)
     ink = tuple(min(255, max(0, part + draws.randint(-30, 30))) for part in colour)
     if shape == "disc":
-        x, y, r = draws.randint(20, 40), draws.randint(20, 40), draws.randint(12, 18)
+        x, y, r = draws.randint(25, 35), draws.randint(25, 35), draws.randint(18, 25)
         pen.ellipse((x - r, y - r, x + r, y + r), fill=ink)
     else:
-        for left in range(0, side, 12):
-            pen.rectangle((left, 0, left + 5, side), fill=ink)
+        for left in range(draws.randint(0, 8), side, 16):
+            pen.rectangle((left, 0, left + 9, side), fill=ink)
     path.parent.mkdir(parents=True, exist_ok=True)
     image.save(path)
     return path

@@ -29,7 +29,7 @@ def documented(name: str) -> Any:
 @pytest.fixture(scope="module")
 def here() -> Iterator[Path]:
     """A folder with drawn pictures."""
-    with pages.in_empty_folder() as folder, pages.photos():
+    with pages.in_empty_folder() as folder, pages.photos(), pages.small():
         yield folder
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +16,6 @@ import pytest
 
 ROOT = pages.ROOT
 ELSEWHERE = {
-    "docs/tutorials/pictures.md": "tests/pictures/test_walk.py",
-    "docs/tutorials/serve.md": "tests/serve/test_docs.py",
     "docs/project/contributing.md": "tests/test_contributing.py",
     "docs/project/changelog.md": "has no code",
 }
@@ -42,7 +41,10 @@ def name(page: Path) -> str:
     ],
 )
 def test_the_code_of_a_page_runs(page: Path) -> None:
-    problems, _ = pages.run(page.read_text("utf-8"), name(page))
+    text = page.read_text("utf-8")
+    if "$ curl" in text and shutil.which("curl") is None:
+        pytest.skip("needs curl")
+    problems, _ = pages.run(text, name(page))
     assert not problems, "\n\n".join(map(str, problems)) + "\n\nmake pages puts current outputs into the pages"
 
 
@@ -190,6 +192,24 @@ def test_a_page_is_one_session_and_stale_outputs_are_replaced() -> None:
     again, same = pages.run(written, "page.md")
     assert [problem.line for problem in again] == [25]
     assert same == written
+
+
+SERVER = """\
+```console
+$ rkr serve nowhere &
+```
+"""
+
+
+def test_a_server_that_does_not_start_is_told() -> None:
+    problems, _ = pages.run(SERVER, "page.md")
+    assert ["rkr serve nowhere ended with exit code 2" in problem.text for problem in problems] == [True]
+
+
+def test_figures_that_vary_are_replaced_if_asked_for() -> None:
+    text = "<!-- figures vary -->\n```python\nprint(2)\n```\n\n<!-- figures vary -->\n```text\n1\n```\n"
+    assert pages.run(text, "page.md") == ([], text)
+    assert pages.run(text, "page.md", figures=True) == ([], text.replace("\n1\n", "\n2\n"))
 
 
 def test_a_block_of_an_unknown_kind_is_refused() -> None:

@@ -2,11 +2,13 @@
 
 python tools/pages.py docs/start/concepts.md             # check: the code runs, and prints what the page says
 python tools/pages.py --write docs/start/concepts.md     # replace outputs that are out of date
+python tools/pages.py --figures docs/start/concepts.md   # also where only figures that may vary differ
 
 A page is one session in an empty folder. Its blocks run from top to bottom:
 
 * ```python``` is executed. A ```text``` block right after it is what it prints.
-* ```console``` has commands after "$ ", each followed by what it prints.
+* ```console``` has commands after "$ ", each followed by what it prints. `rkr serve ... &` is answered until the page
+  ends, at a free port, which the page calls 8000.
 * A block below a line that ends in a file's name, such as "`mine.toml`:", is written to that file.
 * ```toml``` and ```json``` are parsed, ```text``` is for people. There are no other kinds.
 
@@ -14,7 +16,8 @@ A page is one session in an empty folder. Its blocks run from top to bottom:
 
     <!-- not run: takes hours -->       above a block: its syntax is checked, and the options of its commands
     <!-- figures vary -->               above a block: numbers in its output may differ
-    <!-- page: slow, photos -->         at the top of a page: run by `make test-slow`; begin with drawn pictures
+    <!-- page: slow, photos, small -->  at the top of a page: run by `make test-slow`; begin with drawn pictures;
+                                        new zoos see them at 64 pixels
 """
 
 from __future__ import annotations
@@ -28,9 +31,11 @@ import os
 import re
 import runpy
 import shlex
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -50,7 +55,8 @@ PAGE = re.compile(r"^<!-- page: (.*?) -->$", re.MULTILINE)
 NOT_RUN = re.compile(r"^<!-- not run: (.+) -->$")
 PROGRESS = re.compile(r"^.*, epoch \d+/\d+: loss .* left\n", re.MULTILINE)  # shown when an epoch takes long
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
-SHELL = ("cat", "cp", "head", "ls", "mkdir", "mv", "rm")
+SHELL = ("cat", "cp", "curl", "head", "ls", "mkdir", "mv", "rm")
+SERVED = "127.0.0.1:8000"
 WIDTH = "110"
 
 
@@ -167,18 +173,26 @@ def check_command(line: str) -> str | None:
 class Session:
     """Runs the blocks of one page in the current folder."""
 
-    def __init__(self) -> None:
+    def __init__(self, stack: contextlib.ExitStack) -> None:
         self.scope: dict[str, Any] = {"__name__": "__main__"}
+        self.stack = stack
+        self.served = SERVED
 
     def python(self, code: str) -> str:
         """What a block of Python prints."""
         with contextlib.redirect_stdout(io.StringIO()) as out:
-            exec(compile(code, "<page>", "exec"), self.scope)
-        return out.getvalue()
+            exec(compile(code.replace(SERVED, self.served), "<page>", "exec"), self.scope)
+        return out.getvalue().replace(self.served, SERVED)
 
     def command(self, line: str) -> tuple[str, int]:
         """What a command prints, and its exit code. Errors count where it fails."""
+        out, code = self._command(line.replace(SERVED, self.served))
+        return out.replace(self.served, SERVED), code
+
+    def _command(self, line: str) -> tuple[str, int]:
         words = shlex.split(line, comments=True)
+        if words[:2] == ["rkr", "serve"] and words[-1] == "&":
+            return self._serve(words[2:-1])
         if words[0] == "rkr" and not {">", "|"} & set(words):
             return self._rkr(words)
         if words[0] in ("python", "rkr", *SHELL):
@@ -187,6 +201,26 @@ class Session:
             done = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=900, check=False)
             return done.stdout + (done.stderr if done.returncode else ""), done.returncode
         raise ValueError(f"commands of pages begin with rkr, python or one of {', '.join(SHELL)}: {line}")
+
+    def _serve(self, words: list[str]) -> tuple[str, int]:
+        import rkr
+
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.served = f"127.0.0.1:{port}"
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rkr", "serve", *words, "--port", str(port), "--threads", "1"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self.stack.callback(process.wait)
+        self.stack.callback(process.terminate)
+        while not rkr.Client(f"http://{self.served}").ready():
+            if process.poll() is not None:
+                raise RuntimeError(f"rkr serve {shlex.join(words)} ended with exit code {process.returncode}")
+            time.sleep(0.1)
+        return "", 0
 
     def _rkr(self, words: list[str]) -> tuple[str, int]:
         from rkr import cli
@@ -206,15 +240,24 @@ class Session:
         return PROGRESS.sub("", out.getvalue()) + (err.getvalue() if status else ""), status
 
 
-def run(text: str, name: str) -> tuple[list[Problem], str]:
-    """Run a page in an empty folder: what is wrong with it, and the page with the outputs as they are."""
+def run(text: str, name: str, figures: bool = False) -> tuple[list[Problem], str]:
+    """Run a page in an empty folder.
+
+    Args:
+        text: The page.
+        name: Its name, for messages.
+        figures: Whether to replace outputs in which only figures differ that may vary.
+
+    Returns:
+        What is wrong with it, and the page with the outputs as they are.
+    """
     problems: list[Problem] = []
     lines = text.splitlines()
     changes: list[tuple[int, int, list[str]]] = []  # first line, last line, what comes in their place
     with in_empty_folder(), contextlib.ExitStack() as prepared:
         for mark in sorted(marks(text) - {"slow"}):
             prepared.enter_context(PREPARE[mark]())
-        session = Session()
+        session = Session(prepared)
         printed: tuple[Block, str] | None = None
         for block in blocks(text):
             try:
@@ -225,12 +268,14 @@ def run(text: str, name: str) -> tuple[list[Problem], str]:
                     and printed is not None
                     and block.at - printed[0].at - len(printed[0].lines) < 5
                 ):
-                    if not matches(block.code, printed[1], block.varies):
+                    same = matches(block.code, printed[1], block.varies)
+                    if not same:
                         problems.append(Problem(name, block.at + 1, f"prints now:\n{printed[1]}"))
+                    if not same or (figures and block.varies):
                         changes.append((block.at, block.at + len(block.lines), printed[1].rstrip().splitlines()))
                     printed = None
                     continue
-                printed = _run_block(block, session, name, problems, changes)
+                printed = _run_block(block, session, name, problems, changes, figures)
             except Exception as error:
                 where = "".join(traceback.format_exception(error)[-3:])
                 problems.append(Problem(name, block.at + 1, f"{type(error).__name__}: {error}\n{where}"))
@@ -246,6 +291,7 @@ def _run_block(
     name: str,
     problems: list[Problem],
     changes: list[tuple[int, int, list[str]]],
+    figures: bool,
 ) -> tuple[Block, str] | None:
     if block.file is not None:
         path = Path(block.file)
@@ -266,8 +312,10 @@ def _run_block(
                     problems.append(Problem(name, at + 1, wrong))
                 continue
             out, code = session.command(command)
-            if not matches(shown, out, block.varies):
+            same = matches(shown, out, block.varies)
+            if not same:
                 problems.append(Problem(name, at + 1, f"`{command}` (exit code {code}) prints now:\n{out}"))
+            if not same or (figures and block.varies):
                 changes.append((at + 1, at + 1 + shown.count("\n"), out.rstrip().splitlines()))
     return None
 
@@ -313,10 +361,16 @@ def in_empty_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def photos() -> Iterator[None]:
-    """Drawn pictures in class folders, which the network sees at 64 pixels, to be quick."""
+    """Drawn pictures in class folders."""
+    runpy.run_path(str(ROOT / "examples" / "draw_pictures.py"))["draw"](Path("photos"))
+    yield
+
+
+@contextlib.contextmanager
+def small() -> Iterator[None]:
+    """New zoos see pictures at 64 pixels, to be quick."""
     from rkr.pictures import backbones
 
-    runpy.run_path(str(ROOT / "examples" / "draw_pictures.py"))["draw"](Path("photos"))
     before, backbones.DEFAULT_SIZE = backbones.DEFAULT_SIZE, 64
     try:
         yield
@@ -324,7 +378,7 @@ def photos() -> Iterator[None]:
         backbones.DEFAULT_SIZE = before
 
 
-PREPARE: Mapping[str, Callable[[], contextlib.AbstractContextManager[None]]] = {"photos": photos}
+PREPARE: Mapping[str, Callable[[], contextlib.AbstractContextManager[None]]] = {"photos": photos, "small": small}
 
 
 def pages() -> list[Path]:
@@ -337,17 +391,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pages", nargs="*", type=Path, help="default: all")
     parser.add_argument("--write", action="store_true", help="replace outputs that are out of date")
+    parser.add_argument("--figures", action="store_true", help="also where only figures differ that may vary")
     arguments = parser.parse_args()
     wrong = 0
     for page in arguments.pages or pages():
         text = page.read_text(encoding="utf-8")
-        problems, current = run(text, str(page))
+        problems, current = run(text, str(page), arguments.figures)
         print(*problems, sep="\n", end="\n" * bool(problems), flush=True)
         wrong += len(problems)
-        if arguments.write and current != text:
+        if (arguments.write or arguments.figures) and current != text:
             page.write_text(current, encoding="utf-8")
             print(f"{page}: written")
-    return 1 if wrong and not arguments.write else 0
+    return 1 if wrong and not (arguments.write or arguments.figures) else 0
 
 
 if __name__ == "__main__":

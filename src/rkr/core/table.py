@@ -85,7 +85,7 @@ class TaskTable(nn.Module):
         if name not in self:
             known = ", ".join(map(repr, list(self)[:8])) or "none yet"
             more = ", ..." if len(self) > 8 else ""
-            raise UsageError(f"no task is named {name!r}; tasks: {known}{more}. Add one with add_task.")
+            raise UsageError(f"no task is named {name!r}; tasks: {known}{more}")
         return self._table.get(_module_key(name))
 
     def __contains__(self, name: object) -> bool:

@@ -22,7 +22,7 @@ from rkr.importing import importable, imported
 from rkr.pictures.preparation import FILTERS, Preparation
 
 DEFAULT = "efficientnet-lite0"
-DEFAULT_SIZE = 192  # 3/4 of the computing of 224, for which its weights were made; docs/tutorials/pictures.md
+DEFAULT_SIZE = 192  # 3/4 of the computing of 224, for which its weights were made; docs/method/pictures.md
 FORMS = f"{DEFAULT}, timm:NAME, torchvision:NAME, transformers:NAME or package.module:function"
 
 

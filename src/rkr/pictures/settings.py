@@ -1,4 +1,4 @@
-"""How `rkr learn` trains. The values were found by experiment: docs/tutorials/pictures.md has the table."""
+"""How `rkr learn` trains. The values were found by experiment: docs/method/pictures.md has the table."""
 
 from __future__ import annotations
 
