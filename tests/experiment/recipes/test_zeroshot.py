@@ -143,7 +143,7 @@ def test_orders() -> None:
 
 
 def test_the_authors_own_protocol_as_the_page_has_it(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "howto" / "zero-shot.md").read_text("utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "zero-shot.md").read_text("utf-8")
     (block,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     text = (SHIPPED / "gzsl.toml").read_text()
     for line, key in re.findall(r"^((\w+) = .*)$", block, re.MULTILINE):
