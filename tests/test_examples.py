@@ -97,7 +97,8 @@ def test_own_method(tmp_path: Path) -> None:
     shutil.copytree(EXAMPLES / "own_method", tmp_path / "own_method", ignore=shutil.ignore_patterns("__pycache__"))
     out = run("-m", "rkr", "run", "digits.toml", "--no-figures", "--method", "smooth", cwd=tmp_path / "own_method")
     assert re.search(r"^ *smooth +1 +\d", out, re.MULTILINE)
-    assert "smoothing = 0.1" in run("-m", "rkr", "list", "rkr_smooth:Smooth", cwd=tmp_path / "own_method")
+    listed = run("-m", "rkr", "list", "rkr_smooth:Smooth", cwd=tmp_path / "own_method")
+    assert 'under [methods.NAME]:\n  learner = "rkr_smooth:Smooth"\n  smoothing = 0.1\n' in listed
 
 
 def test_every_script_has_a_test() -> None:

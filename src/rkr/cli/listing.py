@@ -98,12 +98,16 @@ def _described(name: str, kind: str, method: Method) -> str:
 
     options = option_texts(method)
     lines = [f"{name} (for {kind}): {method.summary}", "", about(method), ""]
-    lines.append(f"In a recipe, under [methods.{name}]:" if options else "It has no options.")
+    dotted = ":" in name
+    section = "NAME" if dotted else name
+    lines.append(f"In a recipe, under [methods.{section}]:" if options or dotted else "It has no options.")
+    if dotted:
+        lines.append(f"  learner = {json.dumps(name)}")
     for option, (value, text) in options.items():
         shown = "(none)" if value is None else json.dumps(value, ensure_ascii=False)
         lines += [f"  {option} = {shown}", textwrap.indent(textwrap.fill(text, 100), " " * 6)]
     if own := method.learner.own_training:
-        lines.append(f"Its own optimiser, in place of the recipe's, under [methods.{name}.training]:")
+        lines.append(f"Its own optimiser, in place of the recipe's, under [methods.{section}.training]:")
         lines += [f"  {key} = {json.dumps(value)}" for key, value in own.items()]
     for option, values in method.learner.grid.items():
         if option in options:
