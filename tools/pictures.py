@@ -159,8 +159,19 @@ def demo(folder: Path) -> str:
 # Pages in a browser
 
 
-def screenshot(address: str, into: Path, width: int = 1200, height: int = 1000, wait: str = "body") -> None:
-    """A page as a PNG file, in Chromium."""
+def screenshot(
+    address: str, into: Path, width: int = 1200, height: int = 1000, wait: str = "body", files: Sequence[Path] = ()
+) -> None:
+    """A page as a PNG file, in Chromium.
+
+    Args:
+        address: The page.
+        into: The file.
+        width: Of the browser, in pixels.
+        height: Of the browser, in pixels.
+        wait: A selector of what must be there first.
+        files: What is put into its field for files before that.
+    """
     from playwright.sync_api import sync_playwright
 
     browser_path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -171,6 +182,8 @@ def screenshot(address: str, into: Path, width: int = 1200, height: int = 1000, 
         browser = playwright.chromium.launch(executable_path=browser_path, args=arguments, timeout=120_000)
         page = browser.new_page(viewport={"width": width, "height": height}, color_scheme="light")
         page.goto(address)
+        if files:
+            page.locator("#files").set_input_files(files)
         page.locator(wait).first.wait_for(state="attached")
         page.screenshot(path=into)
         browser.close()
@@ -200,7 +213,11 @@ def server(folder: Path) -> None:
                 with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5):
                     break
                 time.sleep(0.5)
-            screenshot(f"http://127.0.0.1:{port}/", IMAGES / "server.png", height=640)
+            new = sorted((folder / "photos" / "new").glob("*.png"))
+            address = f"http://127.0.0.1:{port}/"
+            screenshot(
+                address, IMAGES / "server.png", height=1000, wait="#answers article:nth-of-type(2) .share", files=new
+            )
         finally:
             process.terminate()
 

@@ -391,6 +391,7 @@ def test_the_log_has_a_line_for_each_request(serve: Serve, pictures: list[bytes]
 def test_health(serve: Serve) -> None:
     client, server = serve()
     assert client.get("/healthz").json() == client.get("/readyz").json() == {"status": "ok"}
+    assert client.get("/healthz").text.endswith("}\n")  # so that a terminal shows answers line by line
     server.engine.close()
     assert client.get("/healthz").status_code == 200
     fails(client.get("/readyz"), 503)

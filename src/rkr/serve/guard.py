@@ -196,10 +196,10 @@ def refusal(error: Refused) -> Any:
 
 
 def answer(status: int, content: Any, headers: dict[str, str] | None = None) -> Any:
-    """A JSON answer. Text that is no proper Unicode is escaped."""
+    """A JSON answer that ends its line. Text that is no proper Unicode is escaped."""
     from starlette.responses import Response
 
-    body = json.dumps(content, ensure_ascii=True, allow_nan=False).encode()
+    body = f"{json.dumps(content, ensure_ascii=True, allow_nan=False)}\n".encode()
     return Response(body, status, headers, media_type="application/json")
 
 

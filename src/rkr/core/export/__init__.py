@@ -135,7 +135,7 @@ def _checked_path(path: PathLike, format: str | None) -> tuple[Path, str]:
         raise UsageError(f"format must be one of {', '.join(map(repr, ENDINGS))}, not {format!r}")
     kinds = [kind for kind, ending in ENDINGS.items() if path.suffix == ending]
     if format is None and not kinds:
-        raise UsageError(f"{path}: its name must end in {' or '.join(ENDINGS.values())}, or say format=")
+        raise UsageError(f"{path}: its name must end in {' or '.join(ENDINGS.values())}")
     kind = format or kinds[0]
     return _writable(path, ENDINGS[kind]), kind
 
