@@ -101,6 +101,12 @@ def test_every_key_of_recipes_is_in_the_reference() -> None:
     assert missing == []
 
 
+def test_every_extra_is_on_the_page_of_installation() -> None:
+    page = (ROOT / "docs/start/install.md").read_text("utf-8")
+    extras = pages.tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    assert [name for name in extras if name not in ("bench", "test") and f"| `{name}` |" not in page] == []
+
+
 def test_spelling() -> None:
     pytest.importorskip("codespell_lib", reason="needs codespell")
     folders = ["docs", "examples", "src", "tools", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
