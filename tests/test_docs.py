@@ -88,19 +88,6 @@ def test_every_page_is_in_the_table_of_contents() -> None:
         assert str(path) == "index" or re.search(rf"^{path}$", index, re.MULTILINE), path
 
 
-def test_every_key_of_recipes_is_in_the_reference() -> None:
-    from rkr.experiment.recipes import settings
-    from rkr.experiment.recipes.recipe import Recipe
-
-    page = (ROOT / "docs/reference/recipes.md").read_text("utf-8")
-    sections = [Recipe, *(found for found in vars(settings).values() if isinstance(found, type))]
-    keys = {key for found in sections if issubclass(found, settings.Settings) for key in found.model_fields}
-    keys -= {"name", "arguments", "setting"}  # these are not written by that name
-    assert {"title", "epochs", "pad", "datasets", "spread"} < keys
-    missing = [key for key in keys if not re.search(rf"`{key}`|`{key} = |\[+([a-z]+\.)?{key}[].]", page)]
-    assert missing == []
-
-
 def test_every_extra_is_on_the_page_of_installation() -> None:
     page = (ROOT / "docs/start/install.md").read_text("utf-8")
     extras = pages.tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]

@@ -13,7 +13,15 @@ from rkr.data import Augment
 from rkr.errors import UsageError
 from rkr.experiment.recipes import list_recipes, load_recipe
 from rkr.experiment.recipes.load import recipe_names
-from rkr.experiment.recipes.settings import AugmentSettings, StreamSettings, TrainingSettings, ZeroShotSettings
+from rkr.experiment.recipes.recipe import Recipe
+from rkr.experiment.recipes.settings import (
+    AugmentSettings,
+    NetworkSettings,
+    PaperNumber,
+    StreamSettings,
+    TrainingSettings,
+    ZeroShotSettings,
+)
 from rkr.methods import METHODS
 from rkr.methods.zeroshot import ClassifierOptions
 
@@ -59,32 +67,51 @@ def test_all_are_there() -> None:
             assert json.loads(json.dumps(settings)) == settings
 
 
-SECTIONS = {
-    "`[stream]`": StreamSettings,
-    '`[stream]` of kind "zero-shot"': ZeroShotSettings,
-    "`[training]`": TrainingSettings,
-    "`[training.augment]`": AugmentSettings,
+SECTIONS: dict[str, tuple[type, ...]] = {
+    "Top level": (Recipe,),
+    "`[stream]`": (StreamSettings, ZeroShotSettings),
+    "`[network]`": (NetworkSettings,),
+    "`[training]`": (TrainingSettings,),
+    "`[classifier]`": (ClassifierOptions,),
+    "`[[paper]]`": (PaperNumber,),
+}
+ELSEWHERE = {  # no keys of a file by this name, or without a default there
+    (Recipe, "name"),
+    (StreamSettings, "setting"),
+    (ZeroShotSettings, "kind"),
+    (NetworkSettings, "arguments"),
+    (TrainingSettings, "augment"),
+    (ClassifierOptions, "epochs"),
 }
 
 
+def section_of(page: str, heading: str) -> dict[str, str]:
+    """The keys in the tables of a section, with their defaults as the page has them."""
+    (text,) = re.findall(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    said = {}
+    for cells in re.findall(r"^\| (`.*?) \| (.*?) ?\|.*\|$", text, re.MULTILINE):
+        names, defaults = (re.findall(r"`([^`]+)`", cell) for cell in cells)
+        said.update(zip(names, defaults * (len(names) // max(len(defaults), 1)) or [""] * len(names), strict=True))
+    return said
+
+
 def test_the_page_has_every_key_and_what_holds_without_it() -> None:
-    """In a table of sections, as `key` or `key = value`."""
     page = (Path(__file__).parents[3] / "docs" / "reference" / "recipes.md").read_text("utf-8")
-    keys = {
-        section: {name: None if field.is_required() else field.default for name, field in kind.model_fields.items()}
-        for section, kind in SECTIONS.items()
+    tables = set(re.findall(r"^## `\[+(\w+)", page, re.MULTILINE))
+    assert tables == {"stream", "network", "training", "classifier", "methods", "paper"}
+    for heading, kinds in SECTIONS.items():
+        said = section_of(page, heading)
+        for kind in kinds:
+            for name, field in kind.model_fields.items():
+                if (kind, name) in ELSEWHERE or (kind is Recipe and name in tables):
+                    continue
+                default = None if field.is_required() or field.default_factory else field.default
+                default = list(default) if isinstance(default, tuple) else default
+                assert json.loads(said[name] or "null") == default, name
+    (augment,) = re.findall(r"^`\[training.augment\]` has (.*)$", page, re.MULTILINE)
+    assert {name: json.loads(value) for name, value in re.findall(r"`(\w+) = ([^`]+)`", augment)} == {
+        name: field.default for name, field in AugmentSettings.model_fields.items()
     }
-    keys["`[classifier]` of zero-shot tasks"] = {
-        name: field.default for name, field in ClassifierOptions.model_fields.items()
-    }
-    for section, wanted in keys.items():
-        (row,) = re.findall(rf"^\| {re.escape(section)} \|.*$", page, re.MULTILINE)
-        said = dict(re.findall(r"`(\w+)(?: = ([^`]+))?`", row))
-        assert wanted.keys() - said.keys() - {"kind", "augment"} == set(), section
-        for name, text in said.items():
-            if text and name in wanted:
-                value = wanted[name]
-                assert json.loads(text) == (list(value) if isinstance(value, tuple) else value), name
 
 
 def test_every_number_that_can_be_counted_is_what_the_network_gives() -> None:
