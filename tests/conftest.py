@@ -4,6 +4,7 @@ import signal
 import sys
 from collections.abc import Callable
 
+import hypothesis
 import pytest
 
 from rkr import cli
@@ -12,6 +13,9 @@ from rkr.experiment.machine import avoid_broken_amx
 avoid_broken_amx()  # in processes that tests start too
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a shell, which commands would inherit
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+hypothesis.settings.register_profile("untimed", deadline=None)  # machines are slow at times
+hypothesis.settings.load_profile("untimed")
 
 Command = Callable[..., tuple[int, str, str]]
 

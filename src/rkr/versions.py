@@ -8,7 +8,7 @@ Each format has its own version, so a change to one leaves files of the others r
 | rkr-base | base of a model folder | 1 | `rkr.core.zoo.BASE` |
 | rkr-zoo | `zoo.json` of a model folder, and its journal | 2 | `rkr.core.index.ZOO` |
 | rkr-state | `state.safetensors` and `candidates/` of a run folder | 1 | `rkr.experiment.state.STATE` |
-| rkr-results | `run.json` of a run folder, for all of its JSON files | 2 | `rkr.experiment.results.RUN_FORMAT` |
+| rkr-results | `run.json` of a run folder, for all of its JSON files | 3 | `rkr.experiment.results.RUN_FORMAT` |
 | rkr-learner | `learner.safetensors` of a run folder | 2 | `rkr.methods.learner_file.LEARNER` |
 | rkr-features | the folder `<file>.part` of `rkr features` | 1 | `rkr.data.features.parts.PARTS` |
 

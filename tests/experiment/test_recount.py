@@ -27,6 +27,8 @@ LENET = RESULTS / "cifar100-lenet-20-epochs"
 TRAINED = {"apd", "den", "rcl"}  # training decides on the size; the count has not changed
 RUNS = [path for path in sorted(RESULTS.glob("*/*/*")) if path.is_dir() and path.name in ("A", "fixed")]
 RUNS = [path for path in RUNS if json.loads((path / "run.json").read_text())["settings"]["learner"] not in TRAINED]
+PLUS = RESULTS / "digits" / "rkr-plus" / "fixed"
+RUNS.remove(PLUS)  # describes its tasks by what it has read
 
 
 def sizes(result: Result) -> list[Capacity]:
@@ -61,6 +63,18 @@ def test_committed_runs_have_the_size_of_learners_built_for_their_tasks(path: Pa
     assert [replace(cost, multiply_adds=None) for cost in result.costs] == [
         replace(cost, multiply_adds=None) for cost in built
     ]
+
+
+def test_descriptions_count_in_bytes() -> None:
+    """Those of the tasks and what they share: the covariance of the base's features."""
+    result = read_result(PLUS, epochs=False)
+    built, described, shared = sizes(result), 0, []
+    for cost, untrained, notes in zip(result.costs, built, result.notes, strict=True):
+        described += notes["description"]
+        assert cost.parameters == untrained.parameters
+        shared.append(cost.bytes - untrained.bytes - described)
+    assert shared[0] == 87_858  # kept as text
+    assert all(abs(size - shared[0]) < 100 for size in shared)
 
 
 def test_sizes_that_training_decides_on_count_as_recorded() -> None:

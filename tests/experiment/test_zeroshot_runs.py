@@ -19,9 +19,9 @@ from small_zeroshot import outcome
 
 import rkr
 from rkr.errors import FileError, UsageError
-from rkr.experiment import runner
 from rkr.experiment.events import Finished
 from rkr.experiment.execution import Diverged
+from rkr.experiment.jobs import run_job
 from rkr.experiment.plan import Plan
 from rkr.experiment.recipes import load_recipe
 from rkr.experiment.results import read_result
@@ -403,9 +403,9 @@ def test_what_comes_before(recipe: Path) -> None:
         chosen = read_result(first.before.folder(spec))
         assert chosen.tasks == result.tasks
         assert chosen.notes[0]["classifier_steps"] == result.notes[0]["classifier_steps"]
-    command = runner._command(before, Execution(2), before.specs[0], 1)
-    assert "--validation" in command
-    assert "--validation" not in runner._command(made, Execution(2), made.specs[0], 1)
+    for each in (before, made):
+        job = run_job(each, Execution(2), each.specs[0])
+        assert job.arguments["plan"]["on_validation"] is (each is before)
 
 
 @pytest.mark.parametrize("at_the_end", [False, True])

@@ -216,7 +216,7 @@ FORMATS: dict[str, tuple[str, Callable[[Path], Path], Callable[[Path], Any]]] = 
         lambda old: RunFolder(old / "stopped/tiny/rkr/fixed").resume(),
     ),
     "rkr-results": (
-        "2",
+        "3",
         lambda old: old / "runs/tiny/rkr/fixed/run.json",
         lambda old: read_result(old / "runs/tiny/rkr/fixed"),
     ),
@@ -243,7 +243,7 @@ def test_newer_version_is_refused(name: str, old: Path) -> None:
     restated(path, newer if name == "rkr-results" else str(newer))
     with pytest.raises(FileError) as error:
         read(old)
-    reads = "versions 1 to 2" if current == "2" else "version 1"
+    reads = "version 1" if current == "1" else f"versions 1 to {current}"
     expected = f"{path}: format version {newer} of {name}, but this version of rkr reads {reads}: upgrade rkr"
     assert str(error.value).startswith(expected)
 
@@ -263,8 +263,8 @@ def test_resuming_refuses_newer_settings_and_parts(old: Path) -> None:
         (old / "stopped/tiny/rkr/fixed/run.json", lambda: RunFolder(old / "stopped/tiny/rkr/fixed").begin({}, "", {})),
         (old / "features.mat.part/settings.json", lambda: Parts(old / "features.mat").begin({})),
     ):
-        restated(path, 3)
-        with pytest.raises(FileError, match=r"format version 3 of .* upgrade rkr"):
+        restated(path, 4)
+        with pytest.raises(FileError, match=r"format version 4 of .* upgrade rkr"):
             begin()
 
 

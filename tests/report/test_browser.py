@@ -14,6 +14,7 @@ import pytest
 
 from rkr.report import summary_json
 from rkr.report.html import write_report
+from rkr.report.looks import look_of
 from rkr.report.scan import scan
 
 api = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
@@ -304,7 +305,9 @@ def test_charts_are_described_for_screen_readers(show: Show, report: Path) -> No
     dashes = page.locator("[data-chart=over] .line").evaluate_all(
         "all => all.map(line => line.getAttribute('stroke-dasharray'))"
     )
-    assert len(set(dashes)) == 3  # methods differ in more than colour
+    looks = [look_of(name) for name in ("rkr", "ewc", NASTY)]
+    assert len(set(dashes)) == len({look.dashes for look in looks}) > 1  # methods differ in more than colour
+    assert len({look.marker for look in looks}) == 3
 
 
 def test_zero_shot_tasks(show: Show, run_folder: Callable[..., Path], tmp_path: Path) -> None:

@@ -19,7 +19,20 @@ from rkr.experiment.fields import Fields, Line, Row
 from rkr.experiment.recount import Recorded, recounted
 from rkr.versions import Format
 
-RUN_FORMAT = Format("rkr-results", 2, {1: lambda run: run})  # lines of version 1 have one size: see `recount`
+
+def _with_kernels(run: Any) -> Any:
+    """Version 2 has the option `fast` of RKR, which became one of the values of `kernels`, and no `budget`."""
+    settings: Any = run.get("settings") if isinstance(run, dict) else None
+    options: Any = settings.get("options") if isinstance(settings, dict) else None
+    if not isinstance(options, dict) or not isinstance(options.get("fast"), bool):
+        return run
+    changed = {"budget": None, **options, "kernels": "auto" if options["fast"] else "formula"}
+    del changed["fast"]
+    return {**run, "settings": {**settings, "options": changed}}
+
+
+# Lines of version 1 have one size: see `recount`.
+RUN_FORMAT = Format("rkr-results", 3, {1: lambda run: run, 2: _with_kernels})
 CLASSIFICATION, ZERO_SHOT = ("accuracy", "top5"), ("H", "U", "S")
 RUN, RESULTS, TIMES = "run.json", "results.jsonl", "times.jsonl"
 SECTIONS = ("stream", "network", "training", "options", "own_training")  # of the settings: objects, if they are there

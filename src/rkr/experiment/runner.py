@@ -146,8 +146,12 @@ def shares_of(plan: Plan, workers: int) -> dict[RunSpec, int]:
 
 
 def _raise(plan: Plan, failed: Mapping[RunSpec, RkrError], begun: Container[RunSpec]) -> None:
-    """Raise one error for all failed runs, if any: `Diverged` if divergence is the only reason."""
+    """Raise one error for all failed runs, if any: `Diverged` if divergence is the only reason.
 
+    What is wrong with a recipe's own parts is wrong for all runs, and is said once.
+    """
+    if len(failed) == 1 and isinstance(error := next(iter(failed.values())), UsageError):
+        raise error
     said = [f"{spec.name}: {error}" for spec, error in failed.items()]
     skipped = [spec.name for spec in plan.specs if spec not in begun]
     if skipped:
