@@ -12,15 +12,16 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
+from small_runs import few_digits
 
-from rkr.cli.options import byte_count
 from rkr.data.sources import located
 from rkr.errors import FileError, UsageError
 from rkr.experiment.connection import Needs, connect, different, versions
 from rkr.experiment.events import Progress, Started, TaskEnd, from_json
-from rkr.experiment.execution import Execution, Interrupted
+from rkr.experiment.execution import Execution, Interrupted, byte_count
 from rkr.experiment.mirror import Changes, Mirror, contents, put
 from rkr.experiment.queue import Queue, read_queue
+from rkr.experiment.recipes.settings import ResourceSettings
 from rkr.importing import importable, own_modules
 from rkr.report.queue import queue_words
 
@@ -157,6 +158,49 @@ def test_what_runs_need() -> None:
     ):
         with pytest.raises(UsageError, match=said):
             Execution(**given)
+
+
+def test_what_recipes_ask_for() -> None:
+    """Options of the command come first; on this machine runs share what there is."""
+    asked = ResourceSettings(threads=3, gpus=0.5, memory="2GB")
+    for given, accelerator, found in (
+        ({}, "auto", (3, 0.5, 2 * 10**9)),
+        ({"threads": 1, "gpus": 2.0, "memory": 10**9}, "auto", (1, 2.0, 10**9)),
+        ({"gpus": 0.0}, "auto", (3, 0.0, 2 * 10**9)),
+        ({}, "cpu", (3, None, 2 * 10**9)),
+    ):
+        execution = Execution(cluster="auto", **given).asking(asked, accelerator)  # type: ignore[arg-type]
+        assert (execution.threads, execution.gpus, execution.memory) == found
+    assert Execution(cluster="auto").asking(ResourceSettings()) == Execution(cluster="auto")
+    assert Execution().asking(asked) == Execution()
+
+
+@pytest.mark.parametrize(
+    ("words", "needs"),
+    [((), Needs(2, 0.25, 3 * 10**9)), (("--threads", "1", "--gpus", "0.5", "--memory", "1GB"), Needs(1, 0.5, 10**9))],
+)
+@pytest.mark.parametrize("verb", ["run", "tune"])
+def test_what_commands_ask_for(
+    verb: str,
+    words: tuple[str, ...],
+    needs: Needs,
+    tmp_path: Path,
+    command: Callable[..., tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: list[Needs] = []
+
+    def asked(address: str, needs: Needs, accelerator: str) -> None:
+        found.append(needs)
+        raise UsageError(f"nothing is at {address}")
+
+    monkeypatch.setattr("rkr.experiment.cluster.connect", asked)
+    monkeypatch.setattr("rkr.cli.console.outlive", lambda cluster: None)  # no second process of the tests
+    recipe = tmp_path / "few.toml"
+    recipe.write_text(few_digits(("ewc",)) + '\n[resources]\nthreads = 2\ngpus = 0.25\nmemory = "3 GB"\n')
+    given = (verb, str(recipe), "--method", "ewc", "--out", str(tmp_path / "runs"), "--cluster", "10.0.0.1:6379")
+    assert command(*given, *words) == (2, "", "rkr: nothing is at 10.0.0.1:6379\n")
+    assert found == [needs]
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, nodes: list[dict[str, Any]], facts: dict[str, str], init: Any) -> None:

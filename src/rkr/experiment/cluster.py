@@ -81,7 +81,7 @@ class Cluster(Executor):
     @classmethod
     def connected(cls, execution: Execution, accelerator: str = "auto") -> Cluster:
         """Connect to the cluster of an execution. Raises UsageError if it cannot be used."""
-        needs = Needs(execution.threads or 1, execution.gpus, execution.memory)
+        needs = Needs(execution.threads or 1, execution.gpus or 0.0, execution.memory)
         return cls(connect(execution.cluster or "auto", needs, accelerator), needs)
 
     def threads(self, execution: Execution, processes: int) -> int:

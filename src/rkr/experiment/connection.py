@@ -197,7 +197,7 @@ def _head(ray: Any, address: str) -> tuple[str, int] | None:
 def _check_resources(ray: Any, needs: Needs) -> None:
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if needs.gpus and not any(node.get("GPU") for node in nodes):
-        raise UsageError("--gpus: no node of the cluster has a GPU")
+        raise UsageError("--gpus: no node of the cluster has a GPU; with --gpus 0 runs use none")
     if not any(needs.fits(node) for node in nodes):
         most = max((node.get("CPU", 0) for node in nodes), default=0)
         raise UsageError(f"--cluster: no node has room for a run ({needs}); the largest has {most:g} CPUs")

@@ -264,6 +264,7 @@ def run_trials(
     check_torchrun(execution, 2)
     first = with_point(search, {name: next(iter(values)) for name, values in search.grid.items()})[0]
     check_methods(make_plan(first))
+    execution = execution.asking(search.recipe.resources)
     with make_executor(execution, execution.workers) as executor:
         study = Study(search, make_plan(first), strategy)
         try:
