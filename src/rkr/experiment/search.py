@@ -219,6 +219,7 @@ class Study:
             for trial in self._study.get_trials(deepcopy=False)
         ]
         known = {"method": self.search.method, "sampler": self.strategy.sampler, "seed": self.strategy.seed}
+        known["recipe"] = self.plan.root.name
         text = json.dumps({**known, "trials": trials, "importance": self._importance()}, indent=1)
         write_atomic(self._journal.with_suffix(".json"), (text + "\n").encode())
 
