@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from rkr.experiment.execution import Execution, Interrupted, byte_count
 from rkr.experiment.mirror import Changes, Mirror, contents, put
 from rkr.experiment.queue import Queue, read_queue
 from rkr.experiment.recipes.settings import ResourceSettings
+from rkr.experiment.remote import job_folder
 from rkr.importing import importable, own_modules
 from rkr.report.queue import queue_words
 
@@ -119,6 +121,36 @@ def test_modules_of_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "odd_methods/__init__.py": "from odd_methods import inner\n",
         "odd_methods/inner.py": "VALUE = 3\n",
     }
+
+
+def test_folders_of_killed_jobs_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And those of jobs at work are not."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED], env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True
+    )
+    left = Path(killed.stdout.strip())
+    assert killed.returncode == -9
+    assert tree(left) == {"state": b"state"}
+    with job_folder() as first:
+        assert first.is_dir()
+        assert not left.exists()
+        with job_folder() as second:
+            (second / "model").mkdir()
+            assert first.is_dir()
+        assert {path.name for path in tmp_path.iterdir()} == {first.name, f"{first.name}.lock"}
+    assert not list(tmp_path.iterdir())
+
+
+KILLED = """
+import os
+from rkr.experiment.remote import job_folder
+
+with job_folder() as folder:
+    (folder / "state").write_text("state")
+    print(folder, flush=True)
+    os.kill(os.getpid(), 9)
+"""
 
 
 # ---------------------------------------------------------------------------------------------------------

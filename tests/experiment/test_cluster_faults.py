@@ -9,6 +9,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,6 +100,9 @@ def nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, token: Path) -> Itera
     data = os.environ.get("RKR_DATA", "")
     monkeypatch.setenv("RKR_DATA", str(tmp_path / "none"))  # nodes have no data of their own
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "nodes").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "nodes"))  # of jobs
+    monkeypatch.setenv("RAY_TMPDIR", tempfile.gettempdir())  # names of sockets are short
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("RAY_worker_niceness", "0")  # otherwise other work of the machine comes first
@@ -193,6 +197,8 @@ def test_kills_at_random_moments(
         assert command.process.returncode == 0, command.text[-3000:]
         assert found(out) == whole
     assert kills == KILLS >= 20
+    left = list((tmp_path / "nodes").glob("rkr-job-*"))  # each job has removed those of killed ones
+    assert len(left) <= 2 * len(nodes.nodes)  # a folder and its lock
 
 
 def test_ctrl_c_and_going_on_without_a_cluster(
