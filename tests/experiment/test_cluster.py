@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from small_runs import few_digits
 
 from rkr.data.sources import located
 from rkr.errors import FileError, UsageError
-from rkr.experiment.connection import Needs, connect, different, versions
+from rkr.experiment.connection import IMPATIENT, Needs, connect, different, versions
 from rkr.experiment.events import Progress, Started, TaskEnd, from_json
 from rkr.experiment.execution import Execution, Interrupted, byte_count
 from rkr.experiment.mirror import Changes, Mirror, contents, put
@@ -314,6 +315,32 @@ def test_clusters_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r"^--cluster needs Ray: pip install 'rkr\[cluster\]'$"):
         connect("auto", Needs())
+
+
+@pytest.mark.parametrize("token", [True, False])
+def test_the_token_of_this_machine_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: bool) -> None:
+    """`ray start` makes one; without it Ray's connections would be refused."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", *IMPATIENT):
+        monkeypatch.setenv(name, "")  # to be restored at the end
+        monkeypatch.delenv(name)
+    if token:
+        (tmp_path / ".ray").mkdir()
+        (tmp_path / ".ray" / "auth_token").write_text("secret")
+    found: list[str | None] = []
+
+    class Finder(MetaPathFinder):
+        def find_spec(self, name: str, *_: Any) -> None:
+            if name == "ray":
+                found.append(os.environ.get("RAY_AUTH_MODE"))
+                raise ImportError(name)
+
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    with pytest.raises(UsageError, match="--cluster needs Ray"):
+        connect("10.0.0.1:6379", Needs())
+    assert found == ["token" if token else None]
+    assert os.environ["RAY_NUM_REDIS_GET_RETRIES"] == "2"
 
 
 # ---------------------------------------------------------------------------------------------------------

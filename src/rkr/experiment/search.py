@@ -264,9 +264,9 @@ def run_trials(
     require_optuna()
     check_torchrun(execution, 2)
     first = with_point(search, {name: next(iter(values)) for name, values in search.grid.items()})[0]
-    check_methods(make_plan(first))
     execution = execution.asking(search.recipe.resources)
-    with make_executor(execution, execution.workers) as executor:
+    with make_executor(execution, execution.workers) as executor:  # nothing is written if there is no cluster
+        check_methods(make_plan(first))
         study = Study(search, make_plan(first), strategy)
         try:
             trials = Trials(study, executor, execution, make_plan, watch)
