@@ -10,7 +10,6 @@ import dataclasses
 import hashlib
 import secrets
 import threading
-import time
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from rkr.importing import own_modules
 WAITING = 4  # jobs that wait at Ray: one can begin at once when another ends, and a cluster that grows sees them
 ATTEMPTS = 5  # at a job without a new state
 PAUSE = 0.1  # seconds between two looks
+ROOM_SECONDS = 5.0  # between two questions how many jobs fit
 ANSWER_SECONDS = 30.0
 LARGEST = 4 << 30  # bytes of data to send
 
@@ -72,11 +72,13 @@ class Cluster(Executor):
         self._killed = False
         self._data: dict[str, tuple[str, Any]] = {}
         self._modules = own_modules()
-        self._capacity = (0.0, 1)  # when it was asked for, and the answer
+        self._capacity = self._room() if count is None else count
         self._mailbox = self._new_mailbox()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
         threading.Thread(target=self._watch_head, daemon=True).start()
+        if count is None:
+            threading.Thread(target=self._watch_room, daemon=True).start()
 
     @classmethod
     def connected(cls, execution: Execution, accelerator: str = "auto") -> Cluster:
@@ -90,12 +92,7 @@ class Cluster(Executor):
     @property
     def capacity(self) -> int:
         """How many jobs fit on the cluster at once."""
-        if self._count is not None:
-            return self._count
-        if time.monotonic() - self._capacity[0] > 5:
-            with contextlib.suppress(Exception):  # the cluster is gone, which is told elsewhere
-                self._capacity = (time.monotonic(), max(1, self._connection.room(self._needs)))
-        return self._capacity[1]
+        return self._capacity
 
     @property
     def slots(self) -> int:
@@ -294,6 +291,15 @@ class Cluster(Executor):
             if missed >= 3:
                 self._fail("its head does not answer")
                 return
+
+    def _watch_room(self) -> None:
+        """In a thread of its own: without a head Ray does not answer for a minute."""
+        while not self._over.wait(ROOM_SECONDS):
+            with contextlib.suppress(Exception):  # the cluster is gone, which is told elsewhere
+                self._capacity = self._room()
+
+    def _room(self) -> int:
+        return max(1, self._connection.room(self._needs))
 
     def _fail(self, reason: str) -> None:
         """The cluster is gone."""
