@@ -48,6 +48,7 @@ class _Entry:
     idle: int = 0  # attempts since the last state
     heard: bool = False  # it is at work, not waiting at Ray
     stopping: bool = False
+    cancelled: bool = False  # as it had not begun, as far as was known
     has_data: bool = False
 
 
@@ -133,6 +134,7 @@ class Cluster(Executor):
                     told.update(stopping)
                     for entry in entries:
                         if entry.name in stopping and not entry.heard:
+                            entry.cancelled = True
                             self._ray.cancel(entry.reference)
                     self._ask(self._mailbox.stop.remote(stopping))
                 self._look()
@@ -189,6 +191,9 @@ class Cluster(Executor):
         try:
             answer = self._ask(reference)
         except errors.RayTaskError as error:
+            if entry.cancelled:  # it had begun in the meantime
+                self._end(entry, Interrupted())
+                return
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             self._end(entry, RkrError(f"on the cluster: {lines[-1] if lines else error!r}"))
             return
