@@ -6,8 +6,7 @@ each run tells events, and a state, results and a model come back from it after 
 
 from __future__ import annotations
 
-import argparse
-import json
+import importlib.util
 import os
 import pickle
 import resource
@@ -29,6 +28,7 @@ from rkr.experiment.queue import Queue
 
 TASKS = 5
 STATE, MODEL = 300_000, 60_000  # bytes; files of RKR with LeNet are about as large
+USUAL = {"WORKERS": 64, "WAITING": 1000, "SECONDS": 10}  # environment variables CLUSTER_... change them
 
 
 def sleep(site: Site, title: str, seconds: float, state: int) -> bool:
@@ -126,26 +126,32 @@ def measure(workers: int, waiting: int, seconds: float) -> dict[str, Any]:
         back = TASKS * (STATE + MODEL) + sum(p.stat().st_size for p in (out / titles[0]).glob("*.jsonl"))
         assert all(RunFolder(out / title).finished for title in titles)
         return {
-            "workers": workers,
-            "waiting": waiting,
-            "seconds of a run": seconds,
-            "wall": round(wall, 1),
-            "ideal": round(seconds * count / workers, 1),
-            "runs an hour": round(3600 * count / wall),
-            "overhead a run, median s": round(statistics.median(took) - seconds, 2),
-            "driver CPU ms a run": round(1000 * cpu / count, 1),
-            "driver share of a core": round(cpu / wall, 3),
-            "events a second": round(events / wall, 1),
-            "sent to a run, kB": round(executor.sent / count / 1000, 1),
-            "sent back, MB": round(back / 1e6, 2),
-            "files": len(files),
+            "wall": wall,
+            "ideal": seconds * count / workers,
+            "an hour": 3600 * count / wall,
+            "longer": statistics.median(took) - seconds,
+            "cpu": cpu / count,
+            "share": cpu / wall,
+            "events": events / wall,
+            "sent": executor.sent / count,
+            "back": back,
+            "files": len(files) / count,
         }
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workers", type=int, default=64)
-    parser.add_argument("--waiting", type=int, default=1000)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    arguments = parser.parse_args()
-    print(json.dumps(measure(arguments.workers, arguments.waiting, arguments.seconds)), flush=True)
+def run(only: str = "") -> None:
+    """Print what a run costs the driver."""
+    if importlib.util.find_spec("ray") is None:
+        print("Ray is not installed (rkr[cluster]): no measurement of a cluster")
+        return
+    workers, waiting, seconds = (float(os.environ.get(f"CLUSTER_{name}", usual)) for name, usual in USUAL.items())
+    found = measure(int(workers), int(waiting), seconds)
+    print(
+        f"cluster: {workers:.0f} simulated workers, {waiting:,.0f} more runs waiting, each of {seconds:g} s, "
+        f"{TASKS} tasks, and {(STATE + MODEL) / 1e6:.2f} MB after each task\n"
+        f"  driver: {1000 * found['cpu']:.0f} ms of CPU time a run, {found['share']:.1%} of a core at "
+        f"{found['an hour']:,.0f} runs an hour and {found['events']:.0f} events a second\n"
+        f"  each run: {found['sent'] / 1000:.1f} kB sent, {found['back'] / 1e6:.2f} MB back in {found['files']:.0f} "
+        f"files, {found['longer']:.2f} s longer than its work (median)\n"
+        f"  all: {found['wall']:.0f} s, of which {found['ideal']:.0f} s are sleep"
+    )

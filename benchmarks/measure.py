@@ -8,9 +8,16 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+
+from rkr.experiment.execution import Execution
+from rkr.experiment.executors import Executor
+from rkr.experiment.jobs import Job
+from rkr.experiment.workers import Workers
+from rkr.importing import importable
 
 
 def interleaved(cases: dict[str, Callable[[], object]], rounds: int, inner: int = 1) -> dict[str, float]:
@@ -35,6 +42,18 @@ def interleaved(cases: dict[str, Callable[[], object]], rounds: int, inner: int 
     finally:
         gc.enable()
     return {name: statistics.median(values) for name, values in times.items()}
+
+
+def alone(call: str, cluster: str | None = None, **arguments: Any) -> Any:
+    """Have a job done in a process that does nothing else, here or on a cluster, and that inherits nothing."""
+    importable(Path(__file__).parent)
+    executor: Executor = Workers(1, 1)
+    if cluster is not None:
+        from rkr.experiment.cluster import Cluster
+
+        executor = Cluster.connected(Execution(threads=1, cluster=cluster))
+    with executor:
+        return executor.submit(Job(call, call, arguments), lambda job, event: None).result()
 
 
 def in_its_own_process(build: Callable[..., Callable[[], Any]], *arguments: Any) -> Callable[[], Any]:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import warnings
 from pathlib import Path
+
+from measure import alone
+
+from rkr.experiment.jobs import Site
 
 CASES = ("full", "naive", "peft", "rkr")
 
 
-def measure_here(name: str, cl: bool, case: str) -> None:
-    """Print the rise of the peak resident size over a few steps, in MiB."""
+def rise(site: Site, name: str, cl: bool, case: str) -> float:
+    """The rise of the peak resident size over a few steps, in MiB."""
     import torch
     from steps import SETTINGS, cases
 
+    warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     setting = next(s for s in SETTINGS if s.name == name)
     step = cases(setting, cl, only=case)[case]
@@ -21,7 +25,7 @@ def measure_here(name: str, cl: bool, case: str) -> None:
     before = resident_kib("VmRSS")
     for _ in range(3):
         step()
-    print((resident_kib("VmHWM") - before) / 2**10)
+    return (resident_kib("VmHWM") - before) / 2**10
 
 
 def resident_kib(field: str) -> int:
@@ -39,12 +43,7 @@ def run(only: str = "") -> None:
             continue
         rises = {}
         for case in CASES:
-            command = [sys.executable, "-W", "ignore", __file__, setting.name, "1" if setting.head else "0", case]
-            runs = [float(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(3)]
+            runs = [alone("memory:rise", name=setting.name, cl=bool(setting.head), case=case) for _ in range(3)]
             rises[case] = sorted(runs)[1]
         row = "  ".join(f"{case} {mib:.0f} ({mib / rises['full']:.2f})" for case, mib in rises.items())
         print(f"{setting.name:10} batch {setting.batch:<4} {row}", flush=True)
-
-
-if __name__ == "__main__":
-    measure_here(sys.argv[1], sys.argv[2] == "1", sys.argv[3])

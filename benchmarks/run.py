@@ -1,43 +1,18 @@
 """`make bench`: all measurements, or the ones named (steps, overhead, serving, growth, memory, epochs, workers,
-methods, zeroshot, fisher, pictures, served)."""
+methods, zeroshot, fisher, pictures, served, cluster)."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import platform
-import subprocess
-import sys
-import warnings
 from pathlib import Path
 
-import epochs
-import fisher
-import growth
-import memory
-import methods
-import overhead
-import pictures
-import served
-import serving
-import steps
 import torch
-import zeroshot
+from measure import alone
+from sections import SECTIONS, measure
 
-SECTIONS = {
-    "steps": steps.run,
-    "overhead": overhead.run,
-    "serving": serving.run,
-    "growth": growth.run,
-    "memory": memory.run,
-    "epochs": epochs.run,
-    "workers": epochs.workers,
-    "methods": methods.run,
-    "zeroshot": zeroshot.run,
-    "fisher": fisher.run,
-    "pictures": pictures.run,
-    "served": served.run,
-}
+from rkr.experiment.jobs import Site
 
 
 def main() -> None:
@@ -46,26 +21,20 @@ def main() -> None:
     parser.add_argument("--network", default="", help="only networks whose name contains this")
     parser.add_argument("--data", type=Path, help="where CIFAR-100 lies; $RKR_DATA or the user's cache else")
     parser.add_argument("--into", type=Path, help="a page whose last code block is replaced by what is printed")
+    parser.add_argument("--cluster", metavar="ADDRESS", help="measure on a node of this Ray cluster")
     arguments = parser.parse_args()
     if arguments.data:
         os.environ["RKR_DATA"] = str(arguments.data.absolute())
     names = arguments.sections or list(SECTIONS)
-    if len(names) == 1:
-        warnings.simplefilter("ignore")
-        torch.set_num_threads(1)
-        SECTIONS[names[0]](arguments.network)
+    if len(names) == 1 and not arguments.cluster:
+        measure(Site(), names[0], arguments.network)
         return
     printed = [f"{machine()}, torch {torch.__version__}, 1 thread, CPU time, interleaved medians"]
     print(printed[0], flush=True)
-    for name in names:  # a process for each, so that none inherits another's memory
-        command = [sys.executable, __file__, name, "--network", arguments.network]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            for line in ["\n", *process.stdout]:
-                print(line, end="", flush=True)
-                printed.append(line.rstrip())
-        if process.returncode:
-            sys.exit(process.returncode)
+    for name in names:  # one at a time, which is how times are measured
+        text = alone("sections:measure", arguments.cluster, name=name, network=arguments.network)
+        print("\n" + text, end="", flush=True)
+        printed += ["", *text.splitlines()]
     if arguments.into:
         page = arguments.into.read_text("utf-8")
         kept = page[: page.rindex("```", 0, page.rindex("```"))]

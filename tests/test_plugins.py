@@ -472,14 +472,14 @@ def test_a_source_is_checked_when_it_is_loaded(command: Command, tmp_path: Path)
 
 def test_modules_that_hide_each_other(tmp_path: Path) -> None:
     names = {"source": "digits", "network": "same_name:build", "method": "finetune"}
-    for folder in ("one", "two"):
+    for hidden, folder in enumerate(("one", "two")):
         path = recipe(tmp_path / folder, names, "[methods.finetune]")
         path.write_text(path.read_text().replace("tasks = 3", "tasks = 5").replace("options = { per_class = 12 }", ""))
         (path.parent / "same_name.py").write_text(
             "from torch import nn\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
             "        self.classifier = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
             "    def forward(self, x): return self.classifier(x)\n"
-            "def build(hidden: int = 3): return Net()\n"
+            f"def build(hidden: int = {hidden}): return Net()\n"
         )
     load_recipe(tmp_path / "one" / "strips.toml")
     registry.networks._others.clear()

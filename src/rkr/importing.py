@@ -62,11 +62,14 @@ def imported(name: str) -> Any:
 
 
 def _check_place(top: str) -> None:
-    """Raise UsageError if a recipe's folder has a module that is hidden by another of the same name."""
+    """Raise UsageError if a recipe's folder has a module that is hidden by another of the same name.
+
+    A copy is none: a node of a cluster may find a module that was sent to it in the directory of the command, too.
+    """
     used = getattr(sys.modules.get(top), "__file__", None)
     for folder in _folders:
         for path in (Path(folder, f"{top}.py"), Path(folder, top, "__init__.py")):
-            if used is not None and path.exists() and not path.samefile(used):
+            if used is not None and path.exists() and path.read_bytes() != Path(used).read_bytes():
                 raise UsageError(f"{path} is hidden by {used}, which has the same name: rename one of them")
 
 

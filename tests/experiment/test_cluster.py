@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from filelock import FileLock
+from small_runs import few_digits
 
-from rkr.cli.options import byte_count
 from rkr.data.sources import located
 from rkr.errors import FileError, UsageError
-from rkr.experiment.connection import Needs, connect, different, versions
+from rkr.experiment.connection import IMPATIENT, Needs, connect, different, versions
 from rkr.experiment.events import Progress, Started, TaskEnd, from_json
-from rkr.experiment.execution import Execution, Interrupted
+from rkr.experiment.execution import Execution, Interrupted, byte_count
 from rkr.experiment.mirror import Changes, Mirror, contents, put
 from rkr.experiment.queue import Queue, read_queue
+from rkr.experiment.recipes.settings import ResourceSettings
+from rkr.experiment.remote import job_folder
 from rkr.importing import importable, own_modules
 from rkr.report.queue import queue_words
 
@@ -120,6 +124,36 @@ def test_modules_of_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     }
 
 
+def test_folders_of_killed_jobs_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And those of jobs at work are not."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED], env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True
+    )
+    left = Path(killed.stdout.strip())
+    assert killed.returncode == -9
+    assert tree(left) == {"state": b"state"}
+    with job_folder() as first:
+        assert first.is_dir()
+        assert not left.exists()
+        with job_folder() as second:
+            (second / "model").mkdir()
+            assert first.is_dir()
+        assert {path.name for path in tmp_path.iterdir()} == {first.name, f"{first.name}.lock"}
+    assert not list(tmp_path.iterdir())
+
+
+KILLED = """
+import os
+from rkr.experiment.remote import job_folder
+
+with job_folder() as folder:
+    (folder / "state").write_text("state")
+    print(folder, flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
 # ---------------------------------------------------------------------------------------------------------
 # Bad use
 
@@ -157,6 +191,49 @@ def test_what_runs_need() -> None:
     ):
         with pytest.raises(UsageError, match=said):
             Execution(**given)
+
+
+def test_what_recipes_ask_for() -> None:
+    """Options of the command come first; on this machine runs share what there is."""
+    asked = ResourceSettings(threads=3, gpus=0.5, memory="2GB")
+    for given, accelerator, found in (
+        ({}, "auto", (3, 0.5, 2 * 10**9)),
+        ({"threads": 1, "gpus": 2.0, "memory": 10**9}, "auto", (1, 2.0, 10**9)),
+        ({"gpus": 0.0}, "auto", (3, 0.0, 2 * 10**9)),
+        ({}, "cpu", (3, None, 2 * 10**9)),
+    ):
+        execution = Execution(cluster="auto", **given).asking(asked, accelerator)  # type: ignore[arg-type]
+        assert (execution.threads, execution.gpus, execution.memory) == found
+    assert Execution(cluster="auto").asking(ResourceSettings()) == Execution(cluster="auto")
+    assert Execution().asking(asked) == Execution()
+
+
+@pytest.mark.parametrize(
+    ("words", "needs"),
+    [((), Needs(2, 0.25, 3 * 10**9)), (("--threads", "1", "--gpus", "0.5", "--memory", "1GB"), Needs(1, 0.5, 10**9))],
+)
+@pytest.mark.parametrize("verb", ["run", "tune"])
+def test_what_commands_ask_for(
+    verb: str,
+    words: tuple[str, ...],
+    needs: Needs,
+    tmp_path: Path,
+    command: Callable[..., tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: list[Needs] = []
+
+    def asked(address: str, needs: Needs, accelerator: str) -> None:
+        found.append(needs)
+        raise UsageError(f"nothing is at {address}")
+
+    monkeypatch.setattr("rkr.experiment.cluster.connect", asked)
+    monkeypatch.setattr("rkr.cli.console.outlive", lambda cluster: None)  # no second process of the tests
+    recipe = tmp_path / "few.toml"
+    recipe.write_text(few_digits(("ewc",)) + '\n[resources]\nthreads = 2\ngpus = 0.25\nmemory = "3 GB"\n')
+    given = (verb, str(recipe), "--method", "ewc", "--out", str(tmp_path / "runs"), "--cluster", "10.0.0.1:6379")
+    assert command(*given, *words) == (2, "", "rkr: nothing is at 10.0.0.1:6379\n")
+    assert found == [needs]
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, nodes: list[dict[str, Any]], facts: dict[str, str], init: Any) -> None:
@@ -238,6 +315,32 @@ def test_clusters_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r"^--cluster needs Ray: pip install 'rkr\[cluster\]'$"):
         connect("auto", Needs())
+
+
+@pytest.mark.parametrize("token", [True, False])
+def test_the_token_of_this_machine_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: bool) -> None:
+    """`ray start` makes one; without it Ray's connections would be refused."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", *IMPATIENT):
+        monkeypatch.setenv(name, "")  # to be restored at the end
+        monkeypatch.delenv(name)
+    if token:
+        (tmp_path / ".ray").mkdir()
+        (tmp_path / ".ray" / "auth_token").write_text("secret")
+    found: list[str | None] = []
+
+    class Finder(MetaPathFinder):
+        def find_spec(self, name: str, *_: Any) -> None:
+            if name == "ray":
+                found.append(os.environ.get("RAY_AUTH_MODE"))
+                raise ImportError(name)
+
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    with pytest.raises(UsageError, match="--cluster needs Ray"):
+        connect("10.0.0.1:6379", Needs())
+    assert found == ["token" if token else None]
+    assert os.environ["RAY_NUM_REDIS_GET_RETRIES"] == "2"
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -124,6 +124,38 @@ def two_orders(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def write_search(tmp_path: Path) -> Callable[..., Path]:
+    """Write what a search leaves beside runs: trials 1 and 3 have results, 2 was stopped, 4 has learned nothing."""
+
+    def write(name: str = "search-fixed", **changes: Any) -> Path:
+        trials = [
+            {
+                "number": n,
+                "state": state,
+                "options": {"strength": 10**n, "bn": "shared"},
+                "value": value,
+                "after_task": after,
+            }
+            for n, (state, value, after) in enumerate(
+                [
+                    ("complete", 0.61, {"1": 0.7, "2": 0.61}),
+                    ("pruned", None, {"1": 0.335}),
+                    ("complete", 0.5, {"1": 0.6, "2": 0.5}),
+                    ("running", None, {}),
+                ]
+            )
+        ]
+        known = {"method": "ewc", "sampler": "tpe", "seed": 0, "recipe": "toy"}
+        values = {**known, "trials": trials, "importance": {"strength": 0.75, "bn": 0.25}, **changes}
+        path = tmp_path / "runs" / f"{name}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(values))
+        return path
+
+    return write
+
+
+@pytest.fixture
 def a_result(run_folder: Callable[..., Path]) -> Callable[..., Result]:
     """Write a run folder and read it."""
     return lambda *args, **options: read_result(run_folder(*args, **options))

@@ -114,6 +114,27 @@ def test_every_chart_is_drawn_and_nothing_is_loaded(show: Show, report: Path, sc
     assert page.locator("figure[data-chart]").count() == page.locator(".plot > svg[role=img]").count() == 7
 
 
+@pytest.mark.parametrize("width", [360, 1200])
+def test_searches(
+    show: Show, run_folder: Callable[..., Path], write_search: Callable[..., Path], tmp_path: Path, width: int
+) -> None:
+    run_folder(ISOLATED, method="ewc-strength-1")
+    write_search()
+    write_search("search-1", sampler="random", importance={})
+    page = show(write_report([tmp_path / "runs"], tmp_path / "report", figures=False).page, width=width)
+    assert page.locator("[data-chart=search] svg .mark").count() == 2 * 3 + 2  # and in the legend
+    assert page.locator("[data-chart=search] svg path.line").count() == 2
+    assert table(page, "[data-chart=search] table")[-2:] == [
+        ["ewc, tpe, seed 0", "2", "strength = 10, bn = shared", "–", "33.50"],
+        ["ewc, tpe, seed 0", "3", "strength = 100, bn = shared", "50.00", "50.00"],
+    ]
+    assert table(page, "[data-chart=importance] table")[1:] == [
+        ["ewc, tpe, seed 0", "strength", "75.0"],
+        ["ewc, tpe, seed 0", "bn", "25.0"],
+    ]
+    assert page.locator("[data-chart=importance] svg .bar").count() == 2
+
+
 def test_complaints_are_noticed(chromium: api.Browser, tmp_path: Path) -> None:
     """The check that every other test relies on: scripts that the page did not come with are refused and logged."""
     report = tmp_path / "page.html"

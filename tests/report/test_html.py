@@ -208,6 +208,34 @@ def test_charts_that_cannot_be_drawn_are_left_out(a_result: ReadRun) -> None:
     assert charts(a_result([[0.5]], recipe="one")) == ["over", "tradeoff", "during", "matrix", "cost"]
 
 
+def test_searches_are_on_the_page(a_result: ReadRun, write_search: Callable[..., Path]) -> None:
+    """Those of the recipe of the runs, and only what is there to draw; a damaged file hurts nothing."""
+
+    def charts() -> list[str | None]:
+        return [attributes["data-chart"] for tag, attributes in page_of([run]).tags if tag == "figure"]
+
+    run = a_result(ISOLATED)
+    assert charts()[-1] == "cost"
+    path = write_search()
+    assert charts()[-2:] == ["search", "importance"]
+    (group,) = grouped([run])
+    (search,) = document([group])["recipes"][0]["searches"]
+    assert search["name"] == "ewc, tpe, seed 0"
+    assert [(t["number"], t["value"], t["last"], t["options"]) for t in search["trials"]] == [
+        (1, 61, 61, "strength = 1, bn = shared"),
+        (2, None, 33.5, "strength = 10, bn = shared"),
+        (3, 50, 50, "strength = 100, bn = shared"),
+    ]
+    assert search["importance"] == {"strength": 75, "bn": 25}
+    write_search(importance={})
+    assert charts()[-1] == "search"
+    for changes in ({"recipe": "another"}, {"trials": []}, {"trials": 3}, {"importance": {"strength": float("nan")}}):
+        write_search(**changes)
+        assert charts()[-1] == "cost"
+    path.write_text("[")
+    assert charts()[-1] == "cost"
+
+
 @pytest.fixture
 def lenet() -> dict[str, Any]:
     settings: dict[str, Any] = json.loads((RESULTS / "cifar100-lenet" / "rkr" / "A" / "run.json").read_text())[

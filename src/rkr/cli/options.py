@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -57,7 +56,9 @@ Workers = Annotated[
 ]
 Threads = Annotated[
     int | None,
-    typer.Option(help="Threads per run (default: cores / workers; 1 on a cluster).", rich_help_panel=RESOURCES),
+    typer.Option(
+        help="Threads per run (default: cores / workers; on a cluster the recipe's, or 1).", rich_help_panel=RESOURCES
+    ),
 ]
 Cluster = Annotated[
     str | None,
@@ -68,11 +69,18 @@ Cluster = Annotated[
     ),
 ]
 Gpus = Annotated[
-    float, typer.Option(help="GPUs of each run on a cluster; a share such as 0.5.", rich_help_panel=RESOURCES)
+    float | None,
+    typer.Option(
+        help="GPUs of each run on a cluster, or a share such as 0.5 (default: the recipe's).", rich_help_panel=RESOURCES
+    ),
 ]
 Memory = Annotated[
     str | None,
-    typer.Option(metavar="SIZE", help="Memory of each run on a cluster, such as 4GB.", rich_help_panel=RESOURCES),
+    typer.Option(
+        metavar="SIZE",
+        help="Memory of each run on a cluster, such as 4GB (default: the recipe's).",
+        rich_help_panel=RESOURCES,
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.", rich_help_panel=OUTPUT)]
 
@@ -83,16 +91,6 @@ def comma_separated(text: str) -> tuple[str, ...]:
     if not names:
         raise UsageError(f"{text!r} contains no names")
     return names
-
-
-def byte_count(text: str | None) -> int | None:
-    """Parse "4GB", "500 MB" or a number of bytes."""
-    if text is None:
-        return None
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?)b?", text.strip().lower())
-    if found is None or not float(found[1]):
-        raise UsageError(f"--memory must be a size such as 4GB, not {text!r}")
-    return int(float(found[1]) * (1024 if found[3] else 1000) ** " kmgt".index(found[2] or " "))
 
 
 def shape(text: str) -> tuple[int, ...]:

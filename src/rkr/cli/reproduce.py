@@ -11,7 +11,7 @@ import typer
 
 from rkr.cli import complete
 from rkr.cli.console import console, watched
-from rkr.cli.options import OUTPUT, SCHEDULE, WHAT, Cluster, Data, Gpus, Json, Memory, Out, Threads, Workers, byte_count
+from rkr.cli.options import OUTPUT, SCHEDULE, WHAT, Cluster, Data, Gpus, Json, Memory, Out, Threads, Workers
 from rkr.errors import UsageError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def reproduce(
     workers: Workers = 1,
     threads: Threads = None,
     cluster: Cluster = None,
-    gpus: Gpus = 0.0,
+    gpus: Gpus = None,
     memory: Memory = None,
     list_all: Annotated[
         bool,
@@ -71,7 +71,7 @@ def reproduce(
     if runs is not None and runs < 1:
         raise UsageError(f"--runs must be at least 1, not {runs}")
     if not show:
-        _run(chosen.plans(out, data, runs, quick), workers, threads, (cluster, gpus, byte_count(memory)), json_)
+        _run(chosen.plans(out, data, runs, quick), workers, threads, (cluster, gpus, memory), json_)
     found = shown(chosen, out, quick)
     if json_:
         print(json.dumps(exhibit_json(chosen, found, quick)))
@@ -82,14 +82,18 @@ def reproduce(
 
 
 def _run(
-    plans: list[Plan], workers: int, threads: int | None, where: tuple[str | None, float, int | None], json_: bool
+    plans: list[Plan],
+    workers: int,
+    threads: int | None,
+    where: tuple[str | None, float | None, str | None],
+    json_: bool,
 ) -> None:
-    from rkr.experiment.execution import Execution
+    from rkr.experiment.execution import Execution, byte_count
     from rkr.experiment.runner import run_plan
     from rkr.report.outcome import draw
 
     cluster, gpus, memory = where
-    execution = Execution(workers, threads, cluster=cluster, gpus=gpus, memory=memory)
+    execution = Execution(workers, threads, cluster=cluster, gpus=gpus, memory=byte_count(memory))
     for plan in plans:
         watched(json_, partial(run_plan, plan, execution), execution.cluster)
         figures = draw(plan.root)

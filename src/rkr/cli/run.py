@@ -25,7 +25,6 @@ from rkr.cli.options import (
     RecipeNames,
     Threads,
     Workers,
-    byte_count,
     comma_separated,
 )
 
@@ -92,7 +91,7 @@ def run(
     workers: Workers = 1,
     threads: Threads = None,
     cluster: Cluster = None,
-    gpus: Gpus = 0.0,
+    gpus: Gpus = None,
     memory: Memory = None,
     accelerator: Annotated[
         str, typer.Option(help="Device: auto, cpu, cuda or mps.", rich_help_panel=RESOURCES)
@@ -114,7 +113,7 @@ def run(
 
     if precision == "bf16-mixed":
         avoid_broken_amx()  # before torch computes anything: recipes are checked by running their networks
-    from rkr.experiment.execution import Execution
+    from rkr.experiment.execution import Execution, byte_count
     from rkr.experiment.plan import Plan, choose_orders, choose_seeds
     from rkr.experiment.recipes import load_recipe
 

@@ -24,7 +24,6 @@ from rkr.cli.options import (
     RecipeName,
     Threads,
     Workers,
-    byte_count,
 )
 from rkr.errors import UsageError
 
@@ -94,12 +93,12 @@ def tune(
     workers: Workers = 1,
     threads: Threads = None,
     cluster: Cluster = None,
-    gpus: Gpus = 0.0,
+    gpus: Gpus = None,
     memory: Memory = None,
     json_: Json = False,
 ) -> None:
     """Choose a method's options on the validation splits of the first tasks. The test split is never used."""
-    from rkr.experiment.execution import Execution
+    from rkr.experiment.execution import Execution, byte_count
     from rkr.experiment.recipes import load_recipe
     from rkr.experiment.tune import (
         outcome,

@@ -10,7 +10,6 @@ import dataclasses
 import hashlib
 import secrets
 import threading
-import time
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from rkr.importing import own_modules
 WAITING = 4  # jobs that wait at Ray: one can begin at once when another ends, and a cluster that grows sees them
 ATTEMPTS = 5  # at a job without a new state
 PAUSE = 0.1  # seconds between two looks
+ROOM_SECONDS = 5.0  # between two questions how many jobs fit
 ANSWER_SECONDS = 30.0
 LARGEST = 4 << 30  # bytes of data to send
 
@@ -48,6 +48,7 @@ class _Entry:
     idle: int = 0  # attempts since the last state
     heard: bool = False  # it is at work, not waiting at Ray
     stopping: bool = False
+    cancelled: bool = False  # as it had not begun, as far as was known
     has_data: bool = False
 
 
@@ -72,16 +73,18 @@ class Cluster(Executor):
         self._killed = False
         self._data: dict[str, tuple[str, Any]] = {}
         self._modules = own_modules()
-        self._capacity = (0.0, 1)  # when it was asked for, and the answer
+        self._capacity = self._room() if count is None else count
         self._mailbox = self._new_mailbox()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
         threading.Thread(target=self._watch_head, daemon=True).start()
+        if count is None:
+            threading.Thread(target=self._watch_room, daemon=True).start()
 
     @classmethod
     def connected(cls, execution: Execution, accelerator: str = "auto") -> Cluster:
         """Connect to the cluster of an execution. Raises UsageError if it cannot be used."""
-        needs = Needs(execution.threads or 1, execution.gpus, execution.memory)
+        needs = Needs(execution.threads or 1, execution.gpus or 0.0, execution.memory)
         return cls(connect(execution.cluster or "auto", needs, accelerator), needs)
 
     def threads(self, execution: Execution, processes: int) -> int:
@@ -90,12 +93,7 @@ class Cluster(Executor):
     @property
     def capacity(self) -> int:
         """How many jobs fit on the cluster at once."""
-        if self._count is not None:
-            return self._count
-        if time.monotonic() - self._capacity[0] > 5:
-            with contextlib.suppress(Exception):  # the cluster is gone, which is told elsewhere
-                self._capacity = (time.monotonic(), max(1, self._connection.room(self._needs)))
-        return self._capacity[1]
+        return self._capacity
 
     @property
     def slots(self) -> int:
@@ -136,6 +134,7 @@ class Cluster(Executor):
                     told.update(stopping)
                     for entry in entries:
                         if entry.name in stopping and not entry.heard:
+                            entry.cancelled = True
                             self._ray.cancel(entry.reference)
                     self._ask(self._mailbox.stop.remote(stopping))
                 self._look()
@@ -192,6 +191,9 @@ class Cluster(Executor):
         try:
             answer = self._ask(reference)
         except errors.RayTaskError as error:
+            if entry.cancelled:  # it had begun in the meantime
+                self._end(entry, Interrupted())
+                return
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             self._end(entry, RkrError(f"on the cluster: {lines[-1] if lines else error!r}"))
             return
@@ -294,6 +296,15 @@ class Cluster(Executor):
             if missed >= 3:
                 self._fail("its head does not answer")
                 return
+
+    def _watch_room(self) -> None:
+        """In a thread of its own: without a head Ray does not answer for a minute."""
+        while not self._over.wait(ROOM_SECONDS):
+            with contextlib.suppress(Exception):  # the cluster is gone, which is told elsewhere
+                self._capacity = self._room()
+
+    def _room(self) -> int:
+        return max(1, self._connection.room(self._needs))
 
     def _fail(self, reason: str) -> None:
         """The cluster is gone."""

@@ -9,6 +9,7 @@ import importlib
 import logging
 import os
 import socket
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,6 +21,8 @@ from rkr.errors import UsageError
 CONNECT_SECONDS = 3.0
 FACTS_SECONDS = 120.0
 CLIENT = "ray://"
+IMPATIENT = {"RAY_NUM_REDIS_GET_RETRIES": "2", "RAY_py_gcs_connect_timeout_s": "10"}  # Ray itself tries for ten minutes
+WITH_TOKEN = {"RAY_AUTH_MODE": "token"}
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,9 @@ def connect(address: str, needs: Needs, accelerator: str = "auto") -> Connection
 
     Raises UsageError if there is none, if it has other versions, or if no node can do such jobs.
     """
+    if address != "local" and "ray" not in sys.modules:  # which reads its settings once
+        for name, value in (IMPATIENT | (WITH_TOKEN if _has_token() else {})).items():
+            os.environ.setdefault(name, value)
     try:
         import ray
     except ImportError:
@@ -139,6 +145,12 @@ def connect(address: str, needs: Needs, accelerator: str = "auto") -> Connection
     return connection
 
 
+def _has_token() -> bool:
+    """Whether this machine has a token. `ray start` uses one by itself, but a process that connects must be told to."""
+    given = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    return given or Path("~/.ray/auth_token").expanduser().exists()
+
+
 def _init(ray: Any, address: str) -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "namespace": "rkr"}
     logging.getLogger("ray").setLevel(logging.ERROR)
@@ -152,15 +164,33 @@ def _init(ray: Any, address: str) -> None:
             raise UsageError(f"--cluster: no Ray cluster answers at {address}: is it started, and is the port right?")
     _keep_quiet()
     try:
-        if address == "local":
-            ray.init(address="local", include_dashboard=False, **quiet)
-        else:
-            ray.init(address=address, **quiet)
+        with _no_words():
+            if address == "local":
+                ray.init(address="local", include_dashboard=False, **quiet)
+            else:
+                ray.init(address=address, **quiet)
     except ConnectionError as error:
         where = "on this machine ($RAY_ADDRESS or `ray start`)" if address == "auto" else f"at {address}"
-        raise UsageError(f"--cluster: no Ray cluster was found {where}: {_first(error)}") from None
+        hint = (
+            "" if "Could not find" in str(error) else " (if it is there: is its token known here, and is it the same?)"
+        )
+        raise UsageError(f"--cluster: no Ray cluster was found {where}: {_first(error)}{hint}") from None
     except Exception as error:  # Ray has no common error class
         raise UsageError(f"--cluster {address}: {_first(error)}") from None
+
+
+@contextlib.contextmanager
+def _no_words() -> Iterator[None]:
+    """Keep the native part of Ray from writing to the standard error output; what is wrong is raised as well."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _keep_quiet() -> None:
@@ -197,7 +227,7 @@ def _head(ray: Any, address: str) -> tuple[str, int] | None:
 def _check_resources(ray: Any, needs: Needs) -> None:
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if needs.gpus and not any(node.get("GPU") for node in nodes):
-        raise UsageError("--gpus: no node of the cluster has a GPU")
+        raise UsageError("--gpus: no node of the cluster has a GPU; with --gpus 0 runs use none")
     if not any(needs.fits(node) for node in nodes):
         most = max((node.get("CPU", 0) for node in nodes), default=0)
         raise UsageError(f"--cluster: no node has room for a run ({needs}); the largest has {most:g} CPUs")

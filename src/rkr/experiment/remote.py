@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import shutil
 import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from rkr.atomic import write_atomic
 from rkr.errors import RkrError
@@ -29,6 +30,7 @@ from rkr.experiment.jobs import Job, Site, perform
 from rkr.experiment.mirror import Changes, Mirror, put
 from rkr.importing import importable
 
+FOLDER = "rkr-job-"
 EVENT_SECONDS = 1.0  # between two events of progress
 ASK_SECONDS = 0.5  # between two questions whether to stop
 
@@ -92,7 +94,20 @@ def serve(parcel: Parcel, mailbox: Any, crew: Callable[[int, int], AbstractConte
     data = _taken_data(parcel.data)
     if parcel.must_have and (lacks := lacking(job, data)):
         return {"lacks": lacks}
-    root = Path(tempfile.mkdtemp(prefix="rkr-job-"))
+    with job_folder() as root:
+        return _done(job, parcel, root, data, mailbox, crew)
+
+
+def _done(
+    job: Job,
+    parcel: Parcel,
+    root: Path,
+    data: str | None,
+    mailbox: Any,
+    crew: Callable[[int, int], AbstractContextManager[Executor]],
+) -> dict[str, Any]:
+    import ray
+
     over = threading.Event()
     try:
         put(root, Changes(parcel.files))
@@ -125,7 +140,30 @@ def serve(parcel: Parcel, mailbox: Any, crew: Callable[[int, int], AbstractConte
         return answer
     finally:
         over.set()
-        shutil.rmtree(root, ignore_errors=True)
+
+
+@contextmanager
+def job_folder() -> Iterator[Path]:
+    """A folder for a job, locked as long as its process lives; those of processes that were killed are removed."""
+    place = Path(tempfile.gettempdir())
+    for lock in place.glob(f"{FOLDER}*.lock"):
+        with suppress(OSError, Timeout):
+            if lock.stat().st_uid == os.getuid():
+                with FileLock(lock, timeout=0):
+                    _remove(lock)
+    root = place / f"{FOLDER}{secrets.token_hex(8)}"
+    lock = root.with_suffix(".lock")
+    with FileLock(lock):  # before there is a folder that others could remove
+        root.mkdir(mode=0o700)
+        try:
+            yield root
+        finally:
+            _remove(lock)
+
+
+def _remove(lock: Path) -> None:
+    shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+    lock.unlink(missing_ok=True)
 
 
 def _teller(name: str, mailbox: Any) -> Callable[[Event], None]:

@@ -32,6 +32,7 @@ def run_plan(plan: Plan, execution: Execution, watch: Watch, more: bool = False)
     """
     check_torchrun(execution, len(plan.specs))
     check_methods(plan)
+    execution = execution.asking(plan.recipe.resources, plan.accelerator)
     with make_executor(execution, len(plan.specs), plan.accelerator) as executor:
         if plan.before is not None:
             return _after_validation(plan, plan.before, executor, execution, watch, more)

@@ -219,6 +219,7 @@ class Study:
             for trial in self._study.get_trials(deepcopy=False)
         ]
         known = {"method": self.search.method, "sampler": self.strategy.sampler, "seed": self.strategy.seed}
+        known["recipe"] = self.plan.root.name
         text = json.dumps({**known, "trials": trials, "importance": self._importance()}, indent=1)
         write_atomic(self._journal.with_suffix(".json"), (text + "\n").encode())
 
@@ -263,8 +264,9 @@ def run_trials(
     require_optuna()
     check_torchrun(execution, 2)
     first = with_point(search, {name: next(iter(values)) for name, values in search.grid.items()})[0]
-    check_methods(make_plan(first))
-    with make_executor(execution, execution.workers) as executor:
+    execution = execution.asking(search.recipe.resources)
+    with make_executor(execution, execution.workers) as executor:  # nothing is written if there is no cluster
+        check_methods(make_plan(first))
         study = Study(search, make_plan(first), strategy)
         try:
             trials = Trials(study, executor, execution, make_plan, watch)

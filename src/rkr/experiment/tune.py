@@ -20,7 +20,7 @@ from rkr.experiment.execution import Diverged
 from rkr.experiment.folder import RunFolder
 from rkr.experiment.plan import Plan, choose_orders
 from rkr.experiment.recipes import Recipe, load_recipe
-from rkr.experiment.recipes.settings import MethodSettings
+from rkr.experiment.recipes.settings import MethodSettings, ResourceSettings
 from rkr.experiment.recipes.write import recipe_text, toml_text
 from rkr.experiment.results import read_result
 from rkr.experiment.runner import Execution, run_plan
@@ -130,7 +130,7 @@ def _tried_before(recipe: Recipe, folder: Path) -> Mapping[str, MethodSettings]:
         earlier = load_recipe(str(file)) if file.exists() else None
     except RkrError:  # of another version, or damaged: it is written anew
         return {}
-    alone: dict[str, Any] = {"methods": {}, "paper": ()}
+    alone: dict[str, Any] = {"methods": {}, "paper": (), "resources": ResourceSettings()}
     if earlier is None or earlier.model_copy(update=alone) != recipe.model_copy(update=alone):
         return {}
     return earlier.methods

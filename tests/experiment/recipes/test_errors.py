@@ -45,7 +45,7 @@ def message(path: Path) -> str:
             'title = "Mine"',
             'titel = "Mine"',
             "titel: no such key; did you mean 'title'? "
-            "The keys here are title, about, orders, stream, network, training, classifier, methods, paper",
+            "The keys here are title, about, orders, stream, network, training, classifier, resources, methods, paper",
         ),
         (
             "flip = true",
@@ -215,6 +215,29 @@ def message(path: Path) -> str:
         ('learner = "rkr"', 'learner = "finetune"', "methods.mine.rank: finetune has no such option; choose one of bn"),
         (METHODS, "[methods]\n", "methods: must not be empty"),
         (METHODS, "[methods]\nrkr = 4\n", "methods.rkr: must be a table, not 4"),
+        # resources
+        (
+            METHODS,
+            METHODS + "[resources]\ngpu = 1\n",
+            "resources.gpu: no such key; did you mean 'gpus'? The keys here are threads, gpus, memory",
+        ),
+        (METHODS, METHODS + "[resources]\nthreads = 0\n", "resources.threads: must be at least 1, not 0"),
+        (
+            METHODS,
+            METHODS + "[resources]\ngpus = 1.5\n",
+            "resources.gpus: must be from 0 to 1, or a whole number, not 1.5",
+        ),
+        (
+            METHODS,
+            METHODS + "[resources]\ngpus = -1\n",
+            "resources.gpus: must be from 0 to 1, or a whole number, not -1",
+        ),
+        (METHODS, METHODS + "[resources]\nmemory = 4\n", "resources.memory: must be text in quotes, not 4"),
+        (
+            METHODS,
+            METHODS + "[resources]\nmemory = '4 bytes'\n",
+            'resources.memory: must be a size such as 4GB, not "4 bytes"',
+        ),
         # the paper's numbers
         (
             "value = 69.58",

@@ -18,6 +18,7 @@ from rkr.experiment.recipes.settings import (
     AugmentSettings,
     NetworkSettings,
     PaperNumber,
+    ResourceSettings,
     StreamSettings,
     TrainingSettings,
     ZeroShotSettings,
@@ -73,6 +74,7 @@ SECTIONS: dict[str, tuple[type, ...]] = {
     "`[network]`": (NetworkSettings,),
     "`[training]`": (TrainingSettings,),
     "`[classifier]`": (ClassifierOptions,),
+    "`[resources]`": (ResourceSettings,),
     "`[[paper]]`": (PaperNumber,),
 }
 ELSEWHERE = {  # no keys of a file by this name, or without a default there
@@ -98,7 +100,7 @@ def section_of(page: str, heading: str) -> dict[str, str]:
 def test_the_page_has_every_key_and_what_holds_without_it() -> None:
     page = (Path(__file__).parents[3] / "docs" / "reference" / "recipes.md").read_text("utf-8")
     tables = set(re.findall(r"^## `\[+(\w+)", page, re.MULTILINE))
-    assert tables == {"stream", "network", "training", "classifier", "methods", "paper"}
+    assert tables == {"stream", "network", "training", "classifier", "methods", "resources", "paper"}
     for heading, kinds in SECTIONS.items():
         said = section_of(page, heading)
         for kind in kinds:

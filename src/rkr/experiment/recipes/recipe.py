@@ -24,6 +24,7 @@ from rkr.experiment.recipes.settings import (
     NetworkSettings,
     Order,
     PaperNumber,
+    ResourceSettings,
     StreamSettings,
     TrainingSettings,
     ZeroShotSettings,
@@ -64,6 +65,7 @@ class Recipe(Settings):
     network: NetworkSettings
     training: TrainingSettings
     classifier: dict[str, Any] = Field(default_factory=dict)  # of zero-shot tasks: see `ClassifierOptions`
+    resources: ResourceSettings = ResourceSettings()
     methods: Annotated[dict[str, MethodSettings], Field(min_length=1)]  # methods that run by default
     paper: Annotated[tuple[PaperNumber, ...], List] = ()
 

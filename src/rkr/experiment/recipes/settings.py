@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from rkr.errors import UsageError
+from rkr.experiment.execution import GPUS, byte_count, is_gpus
 from rkr.registry import NAME, SETTINGS, Dataset, E, Entry, Method, Names, Network, datasets, methods, networks
 from rkr.validation import Settings, choose, problem, shown
 
@@ -322,6 +323,29 @@ class TrainingSettings(Settings):
             raise UsageError(f"epochs must be a whole number of at least 1, not {epochs!r}")
         scaled = [max(1, floor(m * epochs / self.epochs + 0.5)) for m in self.milestones]
         return self.with_changes(epochs=epochs, milestones=tuple(m for m in scaled if m < epochs))
+
+
+class ResourceSettings(Settings):
+    """What each run asks of a cluster, where no option of the command says otherwise."""
+
+    threads: Positive | None = None  # CPUs, and threads
+    gpus: float | None = None  # or a share of one
+    memory: str | None = None  # such as "4GB"
+
+    @property
+    def bytes(self) -> int | None:
+        """The memory."""
+        return byte_count(self.memory)
+
+    @model_validator(mode="after")
+    def _check(self) -> ResourceSettings:
+        if self.gpus is not None and not is_gpus(self.gpus):
+            raise problem("gpus", f"{GPUS}, not {self.gpus:g}")
+        try:
+            _ = self.bytes
+        except UsageError:
+            raise problem("memory", f"must be a size such as 4GB, not {shown(self.memory)}") from None
+        return self
 
 
 # Settings of the recipe that a method may override.

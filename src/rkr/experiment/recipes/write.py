@@ -13,6 +13,7 @@ from rkr.experiment.recipes.recipe import Recipe
 def recipe_text(recipe: Recipe) -> str:
     """A recipe as the TOML file that `load_recipe` reads; its name is that of the file."""
     values = recipe.model_dump(mode="json", exclude={"name", "paper"}, exclude_none=True)
+    values = {name: value for name, value in values.items() if value != {}}
     values["network"] |= values["network"].pop("arguments")
     values["methods"] = {
         name: {"learner": method["learner"], **method["options"], **({"training": own} if own else {})}

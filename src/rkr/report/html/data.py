@@ -20,6 +20,7 @@ from rkr.report.html.paper import Published, published
 from rkr.report.looks import look_of
 from rkr.report.protocol import Protocol, differences, group_by_protocol, protocol
 from rkr.report.search import marked
+from rkr.report.searches import Search, searches
 from rkr.report.summary import (
     COLUMNS,
     NOTHING,
@@ -136,6 +137,20 @@ def _recipe(group: Group) -> Json:
             for method, (value, half) in group.published.numbers.items()
         ],
         "paperZero": group.published.zero_shot,
+        "searches": [_search(search) for search in searches(runs)],
+    }
+
+
+def _search(search: Search) -> Json:
+    return {
+        "name": search.name,
+        "look": _look(search.name),
+        "trials": [
+            {"number": t.number, "value": t.value, "last": t.last, "options": t.words}
+            for t in search.trials
+            if t.value is not None or t.last is not None
+        ],
+        "importance": dict(search.importance),
     }
 
 

@@ -25,6 +25,7 @@ from rkr.report.html.data import Group, details, document, grouped, headline, pr
 from rkr.report.names import file_stem
 from rkr.report.scan import Skipped, scan
 from rkr.report.search import search_note
+from rkr.report.searches import searches
 from rkr.report.summary import COLUMNS, own_optimizers
 
 SCRIPTS = ("draw.js", "charts.js", "page.js")
@@ -306,6 +307,19 @@ CHARTS = (
         "One marker per run: the closer together, the less the order matters. The table lists the average and maximum "
         "disparity of class groups (AOPD, MOPD) if all orders have the same groups.",
         lambda runs: len({run.order for run in _finished(runs)}) > 1,
+    ),
+    Chart(
+        "search",
+        "Search: results of trials",
+        "Trials in the order of the search, on validation samples; the line is the best so far. Hollow markers are "
+        "trials that were stopped early, at their last task.",
+        lambda runs: bool(searches(runs)),
+    ),
+    Chart(
+        "importance",
+        "Search: which options matter",
+        "The share of each option in how the results of trials differ (functional ANOVA, by Optuna).",
+        lambda runs: any(search.importance for search in searches(runs)),
     ),
 )
 

@@ -224,7 +224,7 @@ function matrix({ recipe, run, width, title }) {
 }
 
 // Horizontal bars from 0, one row per method. Entries are {name, look, value, half, text}.
-function rowsOfBars(entries, width, title, label, description) {
+function rowsOfBars(entries, width, title, label, description, shown = points) {
   const left = Math.min(150, width * 0.36), tall = 28, top = 14, bottom = top + entries.length * tall;
   const ends = entries.flatMap((e) => [e.value, e.value - (e.half || 0), e.value + (e.half || 0)]);
   const low = Math.min(0, ...ends), high = Math.max(low < 0 ? 0 : 1, ...ends), spare = (high - low) * 0.04;
@@ -240,7 +240,7 @@ function rowsOfBars(entries, width, title, label, description) {
       parts.push(line(x(e.value - e.half), y, x(e.value + e.half), y, look));
       for (const end of [e.value - e.half, e.value + e.half]) parts.push(line(x(end), y - 4, x(end), y + 4, look));
     }
-    parts.push(text(points(e.value), box.right + 56, y + 4, { "text-anchor": "end", "font-variant-numeric": "tabular-nums" }));
+    parts.push(text(shown(e.value), box.right + 56, y + 4, { "text-anchor": "end", "font-variant-numeric": "tabular-nums" }));
     hits.push({ x: 0, y: y - tall / 2, w: width, h: tall, text: e.text });
   });
   parts.push(line(x(0), top, x(0), bottom, { stroke: "var(--muted)" }), text(label, (box.left + box.right) / 2, bottom + 34, { "text-anchor": "middle" }));
@@ -367,4 +367,48 @@ function bars({ methods, width, title, kind }) {
   return { ...rowsOfBars(entries, width, title, label, `${label}: ${said}.`), table: { header: ["method", label, "± 95 %", "runs"], rows } };
 }
 
-const CHARTS = { over: overTasks, tradeoff: tradeOff, during: duringAfter, matrix, forgetting, cost, orders, zero: zeroShot };
+// The results of trials in the order of a search, and the best so far.
+function searchHistory({ recipe, width, title }) {
+  const found = recipe.searches, hits = [], parts = [];
+  const all = found.flatMap((search) => search.trials.map((t) => t.value ?? t.last));
+  const [low, high] = percents(all), last = Math.max(...found.flatMap((search) => search.trials.map((t) => t.number)));
+  const box = { left: 46, top: 26, right: width - 14, bottom: 330 };
+  const x = linear(0.5, last + 0.5, box.left, box.right), y = linear(low, high, box.bottom, box.top);
+  const bests = found.map((search) => {
+    let best = -Infinity;
+    const colour = ink(search.look[0]), steps = [];
+    for (const trial of search.trials) {
+      const done = trial.value !== null, value = done ? trial.value : trial.last, [px, py] = [x(trial.number), y(value)];
+      if (done) {
+        best = Math.max(best, value);
+        steps.push(steps.length ? `H${px.toFixed(1)}V${y(best).toFixed(1)}` : `M${px.toFixed(1)},${y(best).toFixed(1)}`);
+      }
+      hits.push({ x: px, y: py, text: `${search.name}\ntrial ${trial.number}: ${trial.options}\n${fixed(value, 2)} %${done ? "" : ", stopped early"}` });
+    }
+    parts.push(svg("path", { d: steps.join(""), fill: "none", stroke: colour, "stroke-width": 1.4, "stroke-opacity": 0.6, "stroke-dasharray": search.look[2] || null, class: "line" }));
+    return best;
+  });
+  for (const search of found) for (const t of search.trials) parts.push(mark(search.look, x(t.number), y(t.value ?? t.last), 3.8, t.value === null));
+  const names = legend(found.map((search) => ({ name: search.name, draw: (px, py) => mark(search.look, px, py, 3.8) })), 10, box.bottom + 46, width - 20);
+  const drawing = canvas(
+    width, box.bottom + 46 + names.height, title,
+    found.map((search, i) => `${search.name}: ${search.trials.length} trials, the best ${fixed(bests[i], 2)} %`).join("; ") + ".",
+    axes(box, { scale: x, ticks: x.ticks(6).filter(Number.isInteger), label: "trial" }, { scale: y, ticks: y.ticks(6), label: `validation ${measureOf(recipe)}` }),
+    parts, names.group,
+  );
+  const rows = found.flatMap((search) => search.trials.map((t) => [search.name, { text: String(t.number), value: t.number }, t.options, percent2(t.value), percent2(t.last)]));
+  return { drawing, hits, table: { header: ["search", "trial", "options", "result in %", "after the last task learned in %"], rows } };
+}
+
+function searchImportance({ recipe, width, title }) {
+  const found = recipe.searches.filter((search) => Object.keys(search.importance).length);
+  const percent = (value) => `${fixed(value, 1)} %`;
+  const entries = found.flatMap((search) => Object.entries(search.importance).sort((a, b) => b[1] - a[1]).map(([option, value]) => (
+    { name: option, look: search.look, value, text: `${search.name}\n${option}: ${percent(value)}`, search: search.name }
+  )));
+  const rows = entries.map((e) => [e.search, e.name, percent1(e.value)]);
+  const said = entries.map((e) => `${e.name} ${percent(e.value)}`).join(", ");
+  return { ...rowsOfBars(entries, width, title, "importance (%)", `Importance: ${said}.`, percent), table: { header: ["search", "option", "importance in %"], rows } };
+}
+
+const CHARTS = { over: overTasks, tradeoff: tradeOff, during: duringAfter, matrix, forgetting, cost, orders, zero: zeroShot, search: searchHistory, importance: searchImportance };
