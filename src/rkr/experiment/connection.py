@@ -155,6 +155,7 @@ def _init(ray: Any, address: str) -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "namespace": "rkr"}
     logging.getLogger("ray").setLevel(logging.ERROR)
     os.environ.setdefault("RAY_USAGE_STATS_PROMPT_ENABLED", "0")
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # they are handled; it would print those of killed jobs
     where = address.removeprefix(CLIENT)
     if address not in ("auto", "local"):
         host, colon, port = where.rpartition(":")
