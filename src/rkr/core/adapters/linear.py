@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rkr.core import kernels, ways
 from rkr.core.adapters.base import Adapter, MultiplyAdds, autocasts, first_input
 from rkr.core.portable.linear import PortableLinear
+from rkr.core.rectification import scaled
 
 if TYPE_CHECKING:
     from rkr.core.mixed import MixedBatch
@@ -33,6 +34,9 @@ class LinearAdapter(Adapter):
         weight = self.weight
         if autocasts(input.device):
             return self.formula(input, lm, rm, f)
+        if ways.few_rows(self.options.kernels, input):
+            y = F.linear(input, self.canonical(weight), self.bias)
+            return scaled(y if lm is None or rm is None else y + input @ lm @ rm, f, -1)
         many = ways.merges_linear(input.numel(), weight.numel())
         return kernels.factored_linear(input, self.canonical(weight), self.bias, lm, rm, f, many)
 
