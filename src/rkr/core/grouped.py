@@ -190,7 +190,8 @@ class GroupedWeights(torch.autograd.Function):
     def forward(ctx: Any, plan: Plan, *tensors: Tensor | None) -> tuple[Tensor, ...]:
         weights = tensors[::PARTS]
         with torch.autocast(weights[0].device.type, enabled=False):  # type: ignore[union-attr]
-            flat = torch.cat([tensors[i].reshape(-1) for i in plan.flat])  # type: ignore[union-attr]
+            small: list[Tensor] = [tensors[i] for i in plan.flat]  # type: ignore[misc]
+            flat = torch._C._nn.flatten_dense_tensors(small)
             scale = scaled = None
             if plan.f:
                 scale = flat[plan.factors].index_select(0, plan.index)
@@ -210,10 +211,10 @@ class GroupedWeights(torch.autograd.Function):
                         if f is None
                         else torch.addcmul(r, stack, f, out=g.room(stack))
                     )
-                for n, i in enumerate(g.members):
-                    merged[i] = whole[n]
+                for i, one in zip(g.members, whole.unbind(), strict=True):
+                    merged[i] = one
         ctx.set_materialize_grads(False)
-        ctx.plan, ctx.shapes = plan, [tensors[i].shape for i in plan.flat]  # type: ignore[union-attr]
+        ctx.plan, ctx.small = plan, small  # for their shapes
         ctx.save_for_backward(flat, scale, scaled, *stacks)
         biases = () if scaled is None else scaled[plan.bias].split([len(tensors[PARTS * i + 1]) for i in plan.biased])  # type: ignore[arg-type]
         return (*merged, *biases)
@@ -257,8 +258,7 @@ class GroupedWeights(torch.autograd.Function):
             if plan.f:
                 back[plan.factors].index_add_(0, plan.index, back[plan.scaled] * flat[plan.scaled])
                 back[plan.scaled].mul_(scale)
-        split = zip(plan.flat, back.split([shape.numel() for shape in ctx.shapes]), ctx.shapes, strict=True)
-        for i, part, shape in split:
+        for i, part in zip(plan.flat, torch._C._nn.unflatten_dense_tensors(back, ctx.small), strict=True):
             if need[i] and gradients[i // PARTS] is not None:  # a layer that was not used has no gradient
-                found[i] = part.view(shape)
+                found[i] = part
         return None, *found

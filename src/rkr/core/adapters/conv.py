@@ -55,6 +55,8 @@ class ConvAdapter(Adapter):
         w, b, conv = self.weight, self.bias, self.module
         if ways.merges_plainly(self.options.kernels, w, len(input)) and not autocasts(input.device):
             weight = scaled(rectified_weight(w, lm, rm, self.options.layout), f, 0)
+            if weight.stride() != w.stride():  # torch's slow convolution refuses odd strides of dimensions of size 1
+                weight = torch.empty_like(w, requires_grad=False).copy_(weight)
             return self.apply(input, weight, b if b is None or f is None else b * f)
         padding = self._factored_padding(input)
         if padding is None or needs_grad(w, b):
