@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import subprocess
 import sys
 import warnings
@@ -45,38 +46,48 @@ def main() -> None:
     parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], help="default: all")
     parser.add_argument("--network", default="", help="only networks whose name contains this")
     parser.add_argument("--data", type=Path, help="where CIFAR-100 lies; $RKR_DATA or the user's cache else")
-    parser.add_argument("--into", type=Path, help="a page whose last code block is replaced by what is printed")
+    parser.add_argument("--into", type=Path, help="a page whose listing of each section is replaced by what is printed")
+    parser.add_argument("--here", action="store_true", help="the first section, in this process")
     arguments = parser.parse_args()
     if arguments.data:
         os.environ["RKR_DATA"] = str(arguments.data.absolute())
     names = arguments.sections or list(SECTIONS)
-    if len(names) == 1:
+    if arguments.here:
         warnings.simplefilter("ignore")
         torch.set_num_threads(1)
         SECTIONS[names[0]](arguments.network)
         return
-    printed = [f"{machine()}, torch {torch.__version__}, 1 thread, CPU time, interleaved medians"]
-    print(printed[0], flush=True)
     for name in names:  # a process for each, so that none inherits another's memory
-        command = [sys.executable, __file__, name, "--network", arguments.network]
+        command = [sys.executable, __file__, name, "--here", "--network", arguments.network]
+        printed = [machine()]
+        print(printed[0], flush=True)
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
-            for line in ["\n", *process.stdout]:
+            for line in process.stdout:
                 print(line, end="", flush=True)
                 printed.append(line.rstrip())
         if process.returncode:
             sys.exit(process.returncode)
-    if arguments.into:
-        page = arguments.into.read_text("utf-8")
-        kept = page[: page.rindex("```", 0, page.rindex("```"))]
-        arguments.into.write_text(kept + "```text\n" + "\n".join(printed) + "\n```\n", "utf-8")
+        if arguments.into:
+            put(arguments.into, name, printed)
+
+
+def put(path: Path, name: str, lines: list[str]) -> None:
+    """Replace the listing of a section in a page: what follows a line with its name. Without one it comes last."""
+    page = path.read_text("utf-8")
+    listing = f"`{name}`\n\n```text\n" + "\n".join(lines) + "\n```\n"
+    had = re.compile(rf"^`{name}`\n(?:\n```text\n.*?\n```\n)?", re.MULTILINE | re.DOTALL)
+    found = had.search(page)
+    page = f"{page}\n{listing}" if found is None else page[: found.start()] + listing + page[found.end() :]
+    path.write_text(page, "utf-8")
 
 
 def machine() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown CPU")
-    return f"{model}, Python {platform.python_version()}"
+    load = f", load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores" if hasattr(os, "getloadavg") else ""
+    return f"{model}, Python {platform.python_version()}, torch {torch.__version__}, one thread{load}"
 
 
 if __name__ == "__main__":
