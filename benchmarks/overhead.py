@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from measure import interleaved
-from steps import Setting, batch, plain, stepper
+from steps import Setting, batch, cases, plain, stepper
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -51,11 +51,12 @@ def rectified(setting: Setting, cl: bool, kernels: str = "auto") -> rkr.Rectifie
 
 def training(setting: Setting, cl: bool) -> None:
     x, full, model = batch(setting, cl), plain(setting, cl), rectified(setting, cl)
-    cases = {
+    found = {
         "full": stepper(full, list(full.parameters()), x, setting),
         "rkr": stepper(model, list(model.task_parameters()), x, setting),
+        **cases(setting, cl, "floor"),
     }
-    times = interleaved(cases, 25, inner=3 if setting.name == "ResNet-32" else 20)
+    times = interleaved(found, 25, inner=3 if setting.name == "ResNet-32" else 20)
     one, network = x[:1].clone(memory_format=torch.preserve_format), plain(setting, cl).eval()
     model.eval()
 
@@ -73,7 +74,8 @@ def training(setting: Setting, cl: bool) -> None:
     layout = "channels_last" if cl else "contiguous"
     more = (single["switch"] - single["rkr"]) * 1e3
     print(
-        f"{setting.name:10} {layout:13} step {times['rkr'] / times['full']:.2f} x full ({times['full'] * 1e3:.2f} ms)"
+        f"{setting.name:10} {layout:13} step {times['rkr'] / times['full']:.2f} x full (floor"
+        f" {times['floor'] / times['full']:.2f}, {times['full'] * 1e3:.2f} ms)"
         f"  one image {single['rkr'] / single['plain']:.2f} x plain ({single['plain'] * 1e3:.3f} ms)"
         f"  switching {more:.3f} ms more",
         flush=True,
@@ -100,11 +102,11 @@ def compiled(setting: Setting) -> None:
     x = batch(setting, False)
     eager, traced = rectified(setting, False), rectified(setting, False)
     calls: Any = torch.compile(traced, fullgraph=True)
-    cases = {
+    both = {
         "eager": stepper(eager, list(eager.task_parameters()), x, setting),
         "compiled": stepper(calls, list(traced.task_parameters()), x, setting),
     }
-    step = interleaved(cases, 9)
+    step = interleaved(both, 9)
     eager.eval()
     traced.eval()
     with torch.no_grad():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
@@ -134,6 +135,8 @@ def cases(setting: Setting, cl: bool, only: str | None = None) -> dict[str, Call
         "peft": peft,
         "rkr": lambda: rkr_step(setting, cl, x, kernels="auto"),
     }
+    if find_spec("peft") is None:
+        del builders["peft"]
     return {name: build() for name, build in builders.items() if only in (None, name)}
 
 
@@ -146,6 +149,8 @@ def own_head(setting: Setting, network: nn.Module) -> nn.Module:
 def run(only: str = "") -> None:
     """Print one line for each network and memory layout."""
     print("training step, relative to full fine-tuning in the same memory layout")
+    if find_spec("peft") is None:
+        print("without peft, which is not installed")
     for setting in SETTINGS:
         if only and only not in setting.name:
             continue
@@ -154,8 +159,9 @@ def run(only: str = "") -> None:
             full = times["full"]
             row = "  ".join(f"{name} {t / full:.2f}" for name, t in times.items())
             layout = "channels_last" if cl else "contiguous"
+            peft = f"  rkr/peft {times['rkr'] / times['peft']:.2f}" if "peft" in times else ""
             print(
-                f"{setting.name:10} {layout:13} {row}  rkr/peft {times['rkr'] / times['peft']:.2f}"
+                f"{setting.name:10} {layout:13} {row}{peft}"
                 f"  rkr/floor {times['rkr'] / times['floor']:.2f}  (full {full * 1e3:.1f} ms, bar {setting.bar})",
                 flush=True,
             )

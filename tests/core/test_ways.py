@@ -114,19 +114,48 @@ def test_few_calls(name: str) -> None:
 def test_gradients_are_the_formulas(options: dict[str, Any], layout: str, first: bool) -> None:
     """Of the task's tensors and, with the first task, of the base: to 1e-12 in float64."""
     network = nn.Sequential(
-        *(nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 6, 3), nn.Conv2d(6, 6, 3), nn.BatchNorm2d(6), nn.Tanh()),
+        *(nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1), nn.Conv2d(6, 6, 3), nn.Conv2d(6, 6, 3)),
+        *(nn.BatchNorm2d(6), nn.Tanh()),
         *(nn.Conv2d(6, 6, (1, 3), groups=2), nn.Conv2d(6, 8, 1), nn.Conv2d(8, 8, 1), nn.ConvTranspose2d(8, 8, 2)),
         *(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 12), nn.Linear(12, 12, bias=False)),
         *(nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 10)),
     ).double()
     x = torch.randn(4, 3, 9, 9, dtype=torch.float64)
-    found = {"formula": gradients(with_tasks(copy.deepcopy(network), "15", first, kernels="formula", **options), x)}
+    formulas = gradients(with_tasks(copy.deepcopy(network), "16", first, kernels="formula", **options), x)
     if layout == "channels_last":
         network, x = network.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
-    found["grouped"] = gradients(with_tasks(network, "15", first, kernels="grouped", **options), x)
-    assert found["grouped"].keys() == found["formula"].keys()
-    for key, wanted in found["formula"].items():
-        torch.testing.assert_close(found["grouped"][key], wanted, rtol=1e-12, atol=1e-12, msg=key)
+    for way in ("grouped", "auto"):  # for 4 samples on a CPU: three convolutions in a group, the others plain
+        found = gradients(with_tasks(copy.deepcopy(network), "16", first, kernels=way, **options), x)
+        assert found.keys() == formulas.keys()
+        for key, wanted in formulas.items():
+            torch.testing.assert_close(found[key], wanted, rtol=1e-12, atol=1e-12, msg=f"{way}: {key}")
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["later", "first"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"momentum": None}, {"track_running_stats": False}, {"affine": False}],
+    ids=["usual", "average", "no-statistics", "no-affine"],
+)
+def test_batch_norm_is_torchs(options: dict[str, Any], first: bool) -> None:
+    """The task's BatchNorm has the bits of a plain one, outputs and statistics, in training and evaluation."""
+    torch.manual_seed(0)
+    plain = nn.BatchNorm2d(3, **options)
+    model = rkr.rectify(
+        nn.Sequential(copy.deepcopy(plain), nn.Conv2d(3, 2, 1), nn.Flatten(), nn.Linear(32, 2)), head="3"
+    )
+    model.add_task("a", 2, train_base=first)
+    for training in (True, True, False):
+        x = torch.randn(5, 3, 4, 4)
+        plain.train(training)
+        model.train(training)
+        assert torch.equal(model.network[0](x), plain(x))
+    task = model.tasks["a"]
+    for key, wanted in plain.named_buffers():
+        found = model.network[0]._buffers[key] if first else task.get(f"0.{key}")
+        assert torch.equal(found, wanted)
+    with pytest.raises(ValueError, match="expected 4D input"):
+        model.network[0](torch.randn(2, 3))
 
 
 @pytest.mark.parametrize("kernels", WAYS)
@@ -229,6 +258,16 @@ def test_choice() -> None:
     assert ways.largest_grouped("auto", cpu, 512) == ways.THIN_WEIGHT
     assert ways.largest_grouped("grouped", cpu, 512) == everything
     assert ways.largest_grouped("factored", gpu, 4) == ways.largest_grouped("formula", gpu, 4) == 0
+    assert ways.smallest_group("auto", gpu) == ways.smallest_group("grouped", cpu) == 1
+    assert ways.smallest_group("auto", cpu) == ways.MANY
+    small, large = torch.empty(ways.THIN_WEIGHT), torch.empty(ways.SMALL_WEIGHT)
+    assert ways.merges_plainly("auto", small, 512)
+    assert ways.merges_plainly("auto", large, 4)
+    assert not ways.merges_plainly("auto", large, 512)
+    assert not ways.merges_plainly("factored", small, 4)
+    assert ways.few_rows("auto", torch.empty(4, 4, 7))
+    assert not ways.few_rows("auto", torch.empty(17, 7))
+    assert not ways.few_rows("grouped", torch.empty(4, 7))
 
 
 def test_options() -> None:

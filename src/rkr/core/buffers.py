@@ -11,7 +11,7 @@ Buffers that each task has for itself, such as the statistics of BatchNorm, are 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -26,59 +26,63 @@ class SharedBuffers:
     Args:
         module: The module.
         found: Returns them.
+
+    Attributes:
+        kept: The values that later passes start from; none before the base is frozen.
+        lent: Whether the module computes on copies now.
     """
 
     def __init__(self, module: nn.Module, found: Callable[[], dict[str, Tensor]]) -> None:
         self._module, self._found = module, found
-        self._kept: dict[str, Tensor] = {}
-        self._lent = False
+        self.kept: dict[str, Tensor] = {}
+        self.lent = False
 
     def __bool__(self) -> bool:
         return bool(self._found())
 
     def keep(self) -> None:
         """Keep the present values."""
-        self._kept = {name: b.detach().clone() for name, b in self._found().items()}
+        self.kept = {name: b.detach().clone() for name, b in self._found().items()}
 
     def tensors(self) -> list[Tensor]:
         """The kept values."""
-        return list(self._kept.values())
-
-    @property
-    def lends(self) -> bool:
-        """Whether there are kept values, and the module does not compute on copies already."""
-        return bool(self._kept) and not self._lent
+        return list(self.kept.values())
 
     def lend(self) -> dict[str, Tensor | None]:
         """Let the module compute on copies. Returns its own buffers."""
-        self._lent = True
+        self.lent = True
         return self.restore()
 
     def take_back(self, had: dict[str, Tensor | None]) -> None:
         """Give the module its own buffers back."""
-        self._lent = False
+        self.lent = False
         self._module._buffers.update(had)
 
     def restore(self) -> dict[str, Tensor | None]:
         """Put copies of the kept values into the module: new tensors, because autograd may need the old ones."""
         buffers, had = self._module._buffers, {}
-        for name, kept in self._kept.items():
+        for name, kept in self.kept.items():
             now = had[name] = buffers.get(name)
             if now is not None and (kept.device, kept.dtype) != (now.device, now.dtype):
-                self._kept[name] = kept = kept.to(now)
+                self.kept[name] = kept = kept.to(now)
             buffers[name] = kept.clone()
         return had
 
 
-@contextmanager
-def lent_buffers(layers: Sequence[TargetLayer]) -> Iterator[None]:
+def lent_buffers(layers: Sequence[TargetLayer]) -> AbstractContextManager[None]:
     """Let modules compute on copies of the buffers that tasks share, if the base is frozen."""
-    lending = [(layer.buffers, layer.buffers.lend()) for layer in layers if layer.buffers.lends]
+    lending = [b for layer in layers for b in (layer.buffers,) if b.kept and not b.lent]
+    return _lent(lending) if lending else nullcontext()
+
+
+@contextmanager
+def _lent(buffers: Sequence[SharedBuffers]) -> Iterator[None]:
+    had = [b.lend() for b in buffers]
     try:
         yield
     finally:
-        for buffers, had in lending:
-            buffers.take_back(had)
+        for b, own in zip(buffers, had, strict=True):
+            b.take_back(own)
 
 
 @contextmanager

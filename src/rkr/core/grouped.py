@@ -58,12 +58,10 @@ class Group:
         room = like.new_empty(len(self.members), *[self.shape[d] for d in self.order])
         return _permute(room, _inverse(self.order))
 
-    def product(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Gradients as (N, inner, I, *outer, O), such that they are also matrices: at most one call."""
-        if self.is_matrix:
-            return _permute(self.stack(gradients), self.to_product)
-        moved = [g.permute(self.to_product) for g in gradients]
-        return torch.stack(moved) if len(moved) > 1 else moved[0].contiguous().unsqueeze(0)
+    def product(self, gradients: Tensor) -> Tensor:
+        """Gradients (N, O, I, *kernel) as (N, inner, I, *outer, O), such that they are also matrices."""
+        product = _permute(gradients, self.to_product)
+        return product if self.is_matrix else product.contiguous()
 
     def matrices(self, product: Tensor) -> Tensor:
         """(N, inner, I, *outer, O) as (N, inner·I, outer·O)."""
@@ -74,14 +72,14 @@ class Group:
         product = matrices.view(len(matrices), *[self.shape[d] for d in self.to_product])
         return _permute(product, _inverse(self.to_product))
 
-    def dot(self, product: Tensor, stack: Tensor, out: Tensor) -> None:
+    def dot(self, gradients: Tensor, stack: Tensor, out: Tensor) -> None:
         """For each output the sum of gradient times weight, into `out` (N·O)."""
-        if self.is_matrix and (stack.dim() == 3 or stack.is_contiguous()):
-            rows = _permute(product, _inverse(self.to_product)).reshape(-1, 1, self.rows)
-            torch.bmm(rows, stack.reshape(-1, self.rows, 1), out=out.view(-1, 1, 1))
+        if self.order[0] == 0:  # each output's weights lie together
+            rows, columns = (_permute(x, self.order).reshape(len(out), -1) for x in (gradients, stack))
+            torch.bmm(rows.unsqueeze(1), columns.unsqueeze(2), out=out.view(-1, 1, 1))
         else:
-            over = tuple(range(1, product.dim() - 1))
-            torch.sum(product * _permute(stack, self.to_product), over, out=out.view(len(product), -1))
+            over = tuple(range(2, stack.dim()))
+            torch.sum(gradients * stack, over, out=out.view(len(stack), -1))
 
     def per_output(self, f: Tensor) -> Tensor:
         """F (N·O) as (N, O, 1, ...)."""
@@ -165,6 +163,10 @@ class Plan:
         count = len(g.members)
         return flat[self.lm[g]].view(count, g.rows, -1), source[self.rm[g]].view(count, -1, g.columns)
 
+    def shared(self, smallest: int) -> list[Adapter]:
+        """The layers whose groups have at least so many."""
+        return [self.layers[i] for g in self.groups if len(g.members) >= smallest for i in g.members]
+
     def tensors(self, task: TaskState) -> list[Tensor | None]:
         """W, b, LM, RM and F of each layer."""
         return [t for x in self.layers for t in (x.canonical(x.weight), x.bias, *x.factors(task))]
@@ -188,7 +190,8 @@ class GroupedWeights(torch.autograd.Function):
     def forward(ctx: Any, plan: Plan, *tensors: Tensor | None) -> tuple[Tensor, ...]:
         weights = tensors[::PARTS]
         with torch.autocast(weights[0].device.type, enabled=False):  # type: ignore[union-attr]
-            flat = torch.cat([tensors[i].reshape(-1) for i in plan.flat])  # type: ignore[union-attr]
+            small: list[Tensor] = [tensors[i] for i in plan.flat]  # type: ignore[misc]
+            flat = torch._C._nn.flatten_dense_tensors(small)
             scale = scaled = None
             if plan.f:
                 scale = flat[plan.factors].index_select(0, plan.index)
@@ -208,10 +211,10 @@ class GroupedWeights(torch.autograd.Function):
                         if f is None
                         else torch.addcmul(r, stack, f, out=g.room(stack))
                     )
-                for n, i in enumerate(g.members):
-                    merged[i] = whole[n]
+                for i, one in zip(g.members, whole.unbind(), strict=True):
+                    merged[i] = one
         ctx.set_materialize_grads(False)
-        ctx.plan, ctx.shapes = plan, [tensors[i].shape for i in plan.flat]  # type: ignore[union-attr]
+        ctx.plan, ctx.small = plan, small  # for their shapes
         ctx.save_for_backward(flat, scale, scaled, *stacks)
         biases = () if scaled is None else scaled[plan.bias].split([len(tensors[PARTS * i + 1]) for i in plan.biased])  # type: ignore[arg-type]
         return (*merged, *biases)
@@ -232,7 +235,8 @@ class GroupedWeights(torch.autograd.Function):
                             back[places[g]].zero_()
                     continue
                 given = [gradients[i] for i in g.members]
-                product = g.product([stack[n].new_zeros(g.shape) if d is None else d for n, d in enumerate(given)])
+                whole = g.stack([stack[n].new_zeros(g.shape) if d is None else d for n, d in enumerate(given)])
+                product = g.product(whole) if g.rank is not None else whole
                 if g.rank is not None:
                     lm, rm = plan.factors_of(g, flat, scaled)
                     dlm, drm = plan.factors_of(g, back, None)
@@ -240,10 +244,10 @@ class GroupedWeights(torch.autograd.Function):
                     torch.bmm(lm.transpose(1, 2), matrices, out=drm)
                     torch.bmm(matrices, rm.transpose(1, 2), out=dlm)
                 if g.scaled:
-                    g.dot(product, stack, back[plan.f[g]])
+                    g.dot(whole, stack, back[plan.f[g]])
                 if any(need[PARTS * i] for i in g.members):
                     f = g.per_output(flat[plan.f[g]]) if g.scaled else 1
-                    dw = torch.mul(_permute(product, _inverse(g.to_product)), f, out=g.room(stack))
+                    dw = torch.mul(whole, f, out=g.room(stack))
                     for n, i in enumerate(g.members):
                         found[PARTS * i] = dw[n] if need[PARTS * i] and given[n] is not None else None
             if plan.biased:
@@ -254,8 +258,7 @@ class GroupedWeights(torch.autograd.Function):
             if plan.f:
                 back[plan.factors].index_add_(0, plan.index, back[plan.scaled] * flat[plan.scaled])
                 back[plan.scaled].mul_(scale)
-        split = zip(plan.flat, back.split([shape.numel() for shape in ctx.shapes]), ctx.shapes, strict=True)
-        for i, part, shape in split:
+        for i, part in zip(plan.flat, torch._C._nn.unflatten_dense_tensors(back, ctx.small), strict=True):
             if need[i] and gradients[i // PARTS] is not None:  # a layer that was not used has no gradient
-                found[i] = part.view(shape)
+                found[i] = part
         return None, *found

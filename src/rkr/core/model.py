@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rkr.core import cost, files, inferring, merging, mixed, statistics, zoo
 from rkr.core.adapters import Adapter, NormLayer, TargetLayer
+from rkr.core.adapters.base import join
 from rkr.core.adapters.norm import norm_parameters
 from rkr.core.arguments import check_name, class_list
 from rkr.core.budget import with_ranks
@@ -159,6 +160,8 @@ class RectifiedModel(nn.Module):
         self.active = active
         self.layers: Sequence[TargetLayer] = layers
         self.tensors = Tensors(network, layers)
+        self._weight_layers = [layer for layer in layers if isinstance(layer, Adapter)]
+        self._places = _places(network, layers)
         self.replicas = Replicas()
         self.passes = Passes()
         self._base_at_start: Any = None  # version of the base when the task that trains it was added
@@ -365,9 +368,12 @@ class RectifiedModel(nn.Module):
             What the network returns, with the task's own head.
 
         Raises:
-            UsageError: No task is in use, a task is unknown, or types or devices do not match.
+            UsageError: No task is in use, a task is unknown, a layer was replaced after `rectify`, or types or devices
+                do not match.
         """
         self.check_owner()
+        if not all(modules.get(name) is module for modules, name, module in self._places):
+            self.check_layers()
         if labels is not None:
             kwargs["labels"] = labels
         try:
@@ -550,7 +556,7 @@ class RectifiedModel(nn.Module):
 
     def weight_layers(self) -> list[Adapter]:
         """The target layers whose weights tasks update."""
-        return [layer for layer in self.layers if isinstance(layer, Adapter)]
+        return self._weight_layers
 
     def norm_layers(self) -> list[NormLayer]:
         """The normalisation layers of which tasks have their own tensors, or whose statistics they share."""
@@ -716,6 +722,18 @@ class RectifiedModel(nn.Module):
                 "this model's network was given to another rectified model: use that one, or load this one again "
                 "with a new network"
             )
+
+
+def _places(network: nn.Module, layers: Sequence[TargetLayer]) -> list[tuple[dict[str, Any], str, nn.Module]]:
+    """Where each target layer, and each module that holds one, is found: a dictionary of modules, and a name there."""
+    found: dict[str, tuple[dict[str, Any], str, nn.Module]] = {}
+    for layer in layers:
+        parent, path = network, ""
+        for name in filter(None, layer.path.split(".")):
+            modules, path = parent._modules, join(path, name)
+            parent = modules[name]  # type: ignore[assignment]
+            found[path] = modules, name, parent
+    return list(found.values())
 
 
 def _keep_what_was_loaded(model: nn.Module, _: Any) -> None:

@@ -34,30 +34,34 @@ class Passes:
         """Merged weights for a pass: cached ones without gradients, new ones for a training step of grouped layers."""
         if task is None or not model.is_rectification or ways.by_formula(model.options.kernels):
             return None
+        layers = model.weight_layers()
         if not torch.is_grad_enabled():
-            return model.active.cache.ready(task, _sources(model, task), _packs(model.weight_layers()[0].weight))
+            return model.active.cache.ready(task, _sources(layers, task), _packs(layers[0].weight))
         if not model.training:
             return None
-        layers = model.weight_layers()
         device = layers[0].weight.device
-        largest = ways.largest_grouped(model.options.kernels, device, _samples(args, kwargs))
-        if not largest:
+        kernels = model.options.kernels
+        largest = ways.largest_grouped(kernels, device, _samples(args, kwargs))
+        plans = self._planned(layers, largest, ways.smallest_group(kernels, device)) if largest else []
+        if not plans:
             return None
         model.active.cache.drop(task)
         ready = Ready(hooks=saved_tensor_hooks())
-        for plan in self._planned(layers, largest):
+        for plan in plans:
             ready.weights |= plan.merged(task)
         return ready
 
-    def _planned(self, layers: Sequence[Adapter], largest: float) -> list[Plan]:
-        """The layers in groups, by device and type."""
-        chosen = [x for x in layers if x.can_group and x.weight.numel() <= largest]
-        key = tuple((id(x), w.device, w.dtype, w.stride()) for x in chosen for w in (x.weight,))
+    def _planned(self, layers: Sequence[Adapter], largest: float, smallest: int) -> list[Plan]:
+        """The layers in groups of at least `smallest`, by device and type."""
+        weights = [x.module._parameters[x.weight_name] for x in layers]
+        key = largest, smallest, list(map(id, weights)), list(map(Tensor.data_ptr, weights))  # type: ignore[arg-type]
         if key != self._plans[0]:
             kinds: dict[Any, list[Adapter]] = {}
-            for x in chosen:
-                kinds.setdefault((x.weight.device, x.weight.dtype), []).append(x)
-            self._plans = key, [Plan(same) for same in kinds.values()]
+            for x in layers:
+                if x.can_group and x.weight.numel() <= largest:
+                    kinds.setdefault((x.weight.device, x.weight.dtype), []).append(x)
+            shared = [Plan(same).shared(smallest) for same in kinds.values()]
+            self._plans = key, [Plan(same) for same in shared if same]
         return self._plans[1]
 
     def __deepcopy__(self, memo: Any) -> Passes:
@@ -67,15 +71,16 @@ class Passes:
         return Passes, ()
 
 
-def _sources(model: RectifiedModel, task: TaskState) -> list[Tensor | None]:
+def _sources(layers: Sequence[Adapter], task: TaskState) -> list[Tensor]:
     """All tensors that merged weights are made from."""
     get = task._parameters.get
-    return [
+    found = [
         t
-        for x in model.weight_layers()
+        for x in layers
         for p in (x.module._parameters,)
         for t in (p[x.weight_name], p.get(x.bias_name), get(x.lm), get(x.rm), get(x.f))
     ]
+    return [t for t in found if t is not None]
 
 
 def _packs(weight: Tensor) -> Any:

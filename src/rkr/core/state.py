@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import is_
+from operator import attrgetter, is_
 from threading import RLock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -150,8 +150,8 @@ class Ready:
     hooks: Any = None
     packs: Any = None
     cached: bool = False
-    sources: list[Tensor | None] = field(default_factory=list)
-    versions: list[Any] = field(default_factory=list)
+    sources: list[Tensor] = field(default_factory=list)
+    versions: tuple[list[int], list[int]] = ([], [])
     made: list[tuple[Tensor, int]] = field(default_factory=list)
 
     def find(self, key: Any) -> tuple[Tensor, Tensor | None] | None:
@@ -166,14 +166,23 @@ class Ready:
             self.weights[key] = found
             self.made += [(t, t._version) for t in found if t is not None]
 
-    def is_valid(self, sources: Sequence[Tensor | None], packs: Any) -> bool:
+    def is_valid(self, sources: Sequence[Tensor], packs: Any) -> bool:
         """Whether the weights are still those of these tensors."""
         return (
             packs == self.packs
+            and len(sources) == len(self.sources)
             and all(map(is_, sources, self.sources))
-            and [t is None or (t._version, t.data_ptr()) for t in sources] == self.versions
+            and _versions(sources) == self.versions
             and all(t._version == version for t, version in self.made)
         )
+
+
+def _versions(tensors: Sequence[Tensor]) -> tuple[list[int], list[int]]:
+    """What changes if one of the tensors is written to, or gets other memory."""
+    return list(map(_VERSION, tensors)), list(map(Tensor.data_ptr, tensors))
+
+
+_VERSION = attrgetter("_version")
 
 
 READY_ENTRIES = 1 << 14
@@ -245,7 +254,7 @@ class MergeCache:
             while self._bytes > self.limit and len(self._entries) > 1:
                 self.drop(next(iter(self._entries)))
 
-    def ready(self, task: TaskState, sources: list[Tensor | None], packs: Any) -> Ready | None:
+    def ready(self, task: TaskState, sources: list[Tensor], packs: Any) -> Ready | None:
         """A task's merged weights for a pass without gradients, if none of the tensors they are made from has changed.
 
         Else an empty one, which the layers fill. None if changes cannot be seen: tensors of the inference mode.
@@ -253,7 +262,7 @@ class MergeCache:
         try:
             found = self._ready.get(task)
             if found is None or not found.is_valid(sources, packs):
-                versions = [t is None or (t._version, t.data_ptr()) for t in sources]
+                versions = _versions(sources)
                 found = self._ready[task] = Ready(packs=packs, cached=True, sources=sources, versions=versions)
         except RuntimeError:
             return None

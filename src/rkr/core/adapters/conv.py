@@ -22,7 +22,7 @@ from rkr.core import kernels, ways
 from rkr.core.adapters.base import Adapter, MultiplyAdds, autocasts, needs_grad
 from rkr.core.options import Options
 from rkr.core.portable.conv import PortableConv
-from rkr.core.rectification import conv_lm_std
+from rkr.core.rectification import conv_lm_std, rectified_weight, scaled
 from rkr.core.state import Active
 from rkr.core.updates import LayerUpdate
 
@@ -51,8 +51,13 @@ class ConvAdapter(Adapter):
     def rectify_input(
         self, input: Tensor, lm: Tensor | None, rm: Tensor | None, f: Tensor | None, *args: Any, **kwargs: Any
     ) -> Tensor | None:
-        """With factored gradients, where they apply and pay."""
+        """With factored gradients, where they apply and pay, or in plain operations."""
         w, b, conv = self.weight, self.bias, self.module
+        if ways.merges_plainly(self.options.kernels, w, len(input)) and not autocasts(input.device):
+            weight = scaled(rectified_weight(w, lm, rm, self.options.layout), f, 0)
+            if weight.stride() != w.stride():  # torch's slow convolution refuses odd strides of dimensions of size 1
+                weight = torch.empty_like(w, requires_grad=False).copy_(weight)
+            return self.apply(input, weight, b if b is None or f is None else b * f)
         padding = self._factored_padding(input)
         if padding is None or needs_grad(w, b):
             return None

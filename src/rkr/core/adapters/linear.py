@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from rkr.core import kernels, ways
 from rkr.core.adapters.base import Adapter, MultiplyAdds, autocasts, first_input
 from rkr.core.portable.linear import PortableLinear
+from rkr.core.rectification import scaled
+from rkr.core.state import TaskState
 
 if TYPE_CHECKING:
     from rkr.core.mixed import MixedBatch
@@ -33,8 +35,28 @@ class LinearAdapter(Adapter):
         weight = self.weight
         if autocasts(input.device):
             return self.formula(input, lm, rm, f)
+        if ways.few_rows(self.options.kernels, input):
+            return self._thin(input, lm, rm, f)
         many = ways.merges_linear(input.numel(), weight.numel())
         return kernels.factored_linear(input, self.canonical(weight), self.bias, lm, rm, f, many)
+
+    def formula(
+        self, input: Tensor, lm: Tensor | None, rm: Tensor | None, f: Tensor | None, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        if ways.few_rows(self.options.kernels, input):
+            return self._thin(input, lm, rm, f)
+        return super().formula(input, lm, rm, f, *args, **kwargs)
+
+    def infer(self, input: Tensor, task: TaskState | None, *args: Any, **kwargs: Any) -> Tensor:
+        """A compiled graph has no cache: it would merge the weight again at every call."""
+        if task is not None and torch.compiler.is_compiling() and ways.few_rows(self.options.kernels, input):
+            return self._thin(input, *self.factors(task))
+        return super().infer(input, task, *args, **kwargs)
+
+    def _thin(self, input: Tensor, lm: Tensor | None, rm: Tensor | None, f: Tensor | None) -> Tensor:
+        """The same in plain operations: neither `W + R` nor its gradient is built."""
+        y = F.linear(input, self.canonical(self.weight), self.bias)
+        return scaled(y if lm is None or rm is None else y + input @ lm @ rm, f, -1)
 
     def mixed(self, batch: MixedBatch, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """`(x W' + b + (x LM_t) RM_t) · F_t`: the factors of all tasks side by side, each sample keeps its own."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rkr.core.adapters.base import NeedsGrouping, TargetLayer, join
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from rkr.core.mixed import MixedBatch
 
 BATCH_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+TORCHS_FORWARD = nn.modules.batchnorm._BatchNorm.forward
 OTHER_NORMS = tuple(getattr(nn, name) for name in ("LayerNorm", "GroupNorm", "RMSNorm") if hasattr(nn, name))
 
 
@@ -100,6 +102,9 @@ class BatchNormLayer(NormLayer):
         super().__init__(path, module, active, options, update)
         self.affine = options.bn_affine
         self.stats = options.bn_stats and module._buffers.get("running_mean") is not None
+        self._names = tuple(self._keys.values())
+        kind = type(update)
+        self._unchanged = kind.norm is LayerUpdate.norm and kind.normalised is LayerUpdate.normalised
 
     def chosen(self) -> bool:
         return True
@@ -125,9 +130,41 @@ class BatchNormLayer(NormLayer):
         active = self.active
         if active.mixed is not None:
             return self.mixed(active.mixed, input)
-        return (
-            self._plain(input) if active.task is None else self.update.normalised(self, active.task, input, self._plain)
-        )
+        task = active.task
+        if task is None:
+            return self._plain(input)
+        is_torchs = self._unchanged and self.original.forward is TORCHS_FORWARD  # type: ignore[attr-defined]
+        if is_torchs and (self.stats or not (active.base_frozen and self.module.training)):
+            return self._direct(input, task)
+        return self.update.normalised(self, task, input, self._plain)
+
+    def _direct(self, input: Tensor, task: TaskState) -> Tensor:
+        """What torch's BatchNorm computes, each tensor read once: reading attributes takes longer than computing."""
+        module: Any = self.module
+        module._check_input_dim(input)
+        own, statistics, base, shared = task._parameters, task._buffers, module._parameters, module._buffers
+        weight, bias, mean, var, tracked = self._names
+        w, b, m, v = own.get(weight), own.get(bias), statistics.get(mean), statistics.get(var)
+        if w is None:
+            w = base.get("weight")
+        if b is None:
+            b = base.get("bias")
+        if m is None:
+            m = shared.get("running_mean")
+        if v is None:
+            v = shared.get("running_var")
+        training, share = module.training, module.momentum or 0.0
+        if training:
+            count = statistics.get(tracked)
+            if count is None:
+                count = shared.get("num_batches_tracked")
+            if not module.track_running_stats:
+                m = v = None
+            elif count is not None:
+                count.add_(1)
+                if module.momentum is None:
+                    share = 1 / float(count)
+        return F.batch_norm(input, m, v, w, b, training or (m is None and v is None), share, module.eps)
 
     def _plain(self, input: Tensor) -> Tensor:
         """The module's own forward."""
