@@ -169,8 +169,8 @@ def test_lines_out_of_place_are_named(run_folder, change, message):
     ("change", "message"),
     [
         (
-            {"format": 3},
-            ": format version 3 of rkr-results, but this version of rkr reads versions 1 to 2: upgrade rkr",
+            {"format": 4},
+            ": format version 4 of rkr-results, but this version of rkr reads versions 1 to 3: upgrade rkr",
         ),
         ({"seed": -1}, ": 'seed' must be a whole number, 0 or more, not -1"),
         ({"order": None}, ": 'order' must be text, not null"),

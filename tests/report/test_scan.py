@@ -9,7 +9,7 @@ import pytest
 from rkr import FileError
 from rkr.report.scan import BEGUN, Skipped, scan
 
-NEWER = "run.json: format version 7 of rkr-results, but this version of rkr reads versions 1 to 2: upgrade rkr"
+NEWER = "run.json: format version 7 of rkr-results, but this version of rkr reads versions 1 to 3: upgrade rkr"
 
 
 def test_whole_runs_are_found_in_order(run_folder, tmp_path):
