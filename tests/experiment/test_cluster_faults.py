@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 from small_runs import few_digits, outcome
 
+from rkr.atomic import TEMPORARY
 from rkr.data.download import find
+from rkr.experiment.folder import RunFolder
 
 pytest.importorskip("ray", reason="Ray is not installed")
 if not Path("/proc").exists():
@@ -188,6 +190,10 @@ def test_kills_at_random_moments(
             elif blow == "command":
                 command.process.kill()
                 command.process.wait()
+                for folder in (RunFolder(out / f"few-{EPOCHS}-epochs" / method / "fixed") for method in METHODS):
+                    if not folder.finished:  # as if it had been writing what had come back
+                        folder.model.mkdir(parents=True, exist_ok=True)
+                        (folder.model / f"{TEMPORARY}half.tmp").write_bytes(b"half")
                 command, seen, kills = Command(*words), 0, kills + 1
             else:
                 wanted = 1 + (blow == "workers")

@@ -214,8 +214,9 @@ class Cluster(Executor):
             if entry.stopping:
                 raise Interrupted
             job = entry.job
-            if job.locks and job.path is not None and not RunFolder(job.path).finished:
-                entry.held.enter_context(RunFolder(job.path).locked())
+            if job.locks and job.path is not None and not (folder := RunFolder(job.path)).finished:
+                entry.held.enter_context(folder.locked())
+                folder.tidy()  # of a command that was killed while it wrote what had come back
             self._send(entry)
         except (RkrError, Interrupted) as error:
             self._end(entry, error)

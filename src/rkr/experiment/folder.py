@@ -68,15 +68,19 @@ class RunFolder:
         finally:
             lock.release()
 
+    def tidy(self) -> None:
+        """Remove half-written files of a process that was killed. The folder must be locked."""
+        for left in self.path.rglob(f"{TEMPORARY}*.tmp"):
+            with contextlib.suppress(OSError):
+                left.unlink()
+
     def begin(self, settings: dict[str, Any], data: str, about: Callable[[], dict[str, Any]]) -> None:
         """Write the settings, or check that the folder has the same ones. Removes half-written files of a killed run.
 
         `data` is a hash of all samples; `about` is called only for a new run.
         """
         settings = {**settings, DATA: data}
-        for left in self.path.rglob(f"{TEMPORARY}*.tmp"):
-            with contextlib.suppress(OSError):
-                left.unlink()
+        self.tidy()
         if self._settings.exists():
             try:
                 there = read_record(self._settings)["settings"]
