@@ -1,18 +1,20 @@
 """Your own pictures: a folder with one folder per class becomes a task of a pretrained network.
 
-python examples/own_pictures.py photos/colours photos/new zoo
+python examples/draw_pictures.py photos
+python examples/own_pictures.py photos/colours photos/new colours-zoo
 """
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import rkr
 
 
-def main(pictures: str = "photos/colours", new: str = "photos/new", folder: str = "zoo") -> None:
-    zoo = rkr.learn(pictures, model=folder, epochs=3)  # run it again after an interruption: it continues
-    (name,) = zoo.tasks
+def main(pictures: str = "photos/colours", new: str = "photos/new", folder: str = "colours-zoo") -> None:
+    name = Path(pictures).stem
+    zoo = rkr.learn(pictures, model=folder, task=name, epochs=3)  # run it again after an interruption: it continues
     learned = zoo.tasks[name]
     print(f"{name}: {len(learned.classes)} classes from {learned.pictures} pictures, {learned.nbytes} bytes")
 

@@ -10,9 +10,9 @@ import sys
 import rkr
 
 
-def main(url: str, *pictures: str) -> None:
+def main(url: str = "http://127.0.0.1:8000", *pictures: str) -> None:
     client = rkr.Client(url)
-    for found in client.predict(list(pictures), task="auto"):
+    for found in client.predict(pictures or ["photos/new/red.png"], task="auto"):
         (best, *_) = found["answers"] or [{"class": "none of the tasks", "probability": 0}]
         print(f"{found['picture']}: {best['class']} ({found['task']}, {100 * best['probability']:.0f} %)")
 

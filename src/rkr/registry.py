@@ -420,6 +420,9 @@ class Register:
             citation: Where it was published.
             preset: Options that differ from the defaults. A class may have several names with different presets.
             search: Search budgets as its authors set them, by option. Tables mark runs with smaller values.
+
+        Returns:
+            A decorator that registers the class and returns it.
         """
 
         def add(made: T) -> T:
@@ -432,7 +435,14 @@ class Register:
     def network(self, name: str, description: str = "", *, citation: str = "", head: str = "fc") -> Callable[[T], T]:
         """Register a function or class that builds a network; recipes set its parameters.
 
-        `head` names its last layer.
+        Args:
+            name: Its name in recipes and commands.
+            description: One line. Default: the first line of the docstring.
+            citation: Where it was published.
+            head: The name of its classification layer.
+
+        Returns:
+            A decorator that registers what it is given and returns it.
         """
         return lambda made: self._add(networks, Network, made, name, description, citation, head=head)
 
@@ -450,13 +460,31 @@ class Register:
     ) -> Callable[[T], T]:
         """Register a function that loads a `rkr.data.Source`; recipes set its parameters under [stream.options].
 
-        With `classes` and `shape`, recipes are checked before anything is loaded. See `Dataset` for the others.
+        With `classes` and `shape`, recipes are checked before anything is loaded.
+
+        Args:
+            name: Its name in recipes and commands.
+            description: One line. Default: the first line of the docstring.
+            citation: Where it was published.
+            classes: How many there are.
+            shape: Of a sample. A string is the name of an option whose value is used.
+            files: Paths in a dataset directory, any one of which is enough.
+            without: What happens, or what you can do, if none of these files exists.
+            in_files: Whether images are read from their files in training, unless the option `resident` is set.
+
+        Returns:
+            A decorator that registers the function and returns it.
         """
         known = {"classes": classes, "shape": shape, "files": tuple(files), "without": without, "in_files": in_files}
         return lambda made: self._add(datasets, Dataset, made, name, description, citation, **known)
 
     def layer(self, module_class: type, adapter: type) -> None:
-        """Rectify layers of a class, and of its subclasses, with an adapter (see `rkr.core.Adapter`)."""
+        """Rectify layers of a class, and of its subclasses, with an adapter.
+
+        Args:
+            module_class: The class of the layers.
+            adapter: A subclass of `rkr.core.Adapter`.
+        """
         importlib.import_module("rkr.core").register_layer(module_class, adapter)
 
     def _add(

@@ -321,7 +321,11 @@ class RectifiedModel(nn.Module):
         return [{"params": plain}, {"params": free, "weight_decay": 0.0}]
 
     def named_task_parameters(self) -> dict[str, nn.Parameter]:
-        """`task_parameters` by name: the task's as in its file, the base's as in the network."""
+        """Name the parameters that `task_parameters` returns.
+
+        Returns:
+            The task's under the names of its file, the base's under those of the network.
+        """
         task = self.active.require()
         # In the order of the network; what else the task has comes last.
         keys = dict.fromkeys((*self.tensors.expected(task.classes), *task._parameters))
@@ -390,6 +394,15 @@ class RectifiedModel(nn.Module):
 
         It answers with the same bits as the model in evaluation mode. Each thread has gradients on unless it turns
         them off (`torch.no_grad`). Meanwhile tasks may be added, trained and removed, other than those that are called.
+
+        Args:
+            name: The task's name.
+
+        Returns:
+            The function, which takes what the network's `forward` takes.
+
+        Raises:
+            UsageError: No task has this name.
         """
         self.check_layers()
         self.tasks.in_memory(name)  # there is one
@@ -399,10 +412,13 @@ class RectifiedModel(nn.Module):
         """Estimate the running statistics of the task in use anew, by one pass over inputs of the task.
 
         To be called after training: BatchNorm's momentum can leave the statistics near those of the base. Other tasks
-        and all parameters stay as they are. Returns the number of layers.
+        and all parameters stay as they are.
 
         Args:
             batches: Inputs; of tuples the first element is taken, mappings are passed as keyword arguments.
+
+        Returns:
+            The number of layers.
         """
         return statistics.estimate(self, batches)
 
@@ -426,6 +442,13 @@ class RectifiedModel(nn.Module):
         Args:
             x: Samples, (B, ...).
             false_alarms: Share of the tasks' own samples that may be called unlike all tasks.
+
+        Returns:
+            The `names` of the tasks, and for each sample `task`, `label`, `probability`, and `none`: whether it is
+            unlike all tasks.
+
+        Raises:
+            UsageError: A task has no description.
         """
         self.check_owner()
         return inferring.infer(self, x, false_alarms)

@@ -106,11 +106,25 @@ class Options(validation.Options):
         return values
 
     def selects(self, path: str) -> bool:
-        """Whether the layer at `path` passes the include and exclude patterns."""
+        """Tell whether a layer passes the include and exclude patterns.
+
+        Args:
+            path: The layer's name in the network.
+
+        Returns:
+            Whether it does.
+        """
         return any(fnmatchcase(path, p) for p in self.include) and not any(fnmatchcase(path, p) for p in self.exclude)
 
     def rank_of(self, path: str) -> int:
-        """K for the layer at `path`."""
+        """Tell the rank K of a layer.
+
+        Args:
+            path: The layer's name in the network.
+
+        Returns:
+            K.
+        """
         named = self.named_rank(path)
         return self.rank if named is None else named
 

@@ -146,7 +146,14 @@ class Zoo:
         return next(self.model.network.parameters()).device
 
     def to(self, device: torch.device | str) -> Zoo:
-        """Compute elsewhere from now on."""
+        """Compute elsewhere from now on.
+
+        Args:
+            device: A device of torch, such as "cuda".
+
+        Returns:
+            The zoo itself.
+        """
         self.model.to(device)
         return self
 
@@ -166,13 +173,31 @@ class Zoo:
             task: A task's name, or "auto" to infer it. It can be left out if there is only one.
             top: How many classes to name for each picture.
             false_alarms: With "auto", the share of the tasks' own pictures that may be called none of the tasks.
+
+        Returns:
+            For each picture its `path`, `task`, and the most probable `classes` with their `probabilities`; or an
+            `error`, if it cannot be read.
+
+        Raises:
+            UsageError: No task has this name, or none is given and there are several.
         """
         from rkr.pictures.predict import predictions
 
         return list(predictions(self, pictures, task, top, false_alarms))
 
     def evaluate(self, source: str | os.PathLike[str], task: str | None = None) -> Evaluation:
-        """Test a task on labelled pictures: class folders, a CSV file or JSON lines."""
+        """Test a task on labelled pictures.
+
+        Args:
+            source: Class folders, a CSV file or JSON lines.
+            task: A task's name. It can be left out if there is only one.
+
+        Returns:
+            The `accuracy`, that of each class, and which classes are confused.
+
+        Raises:
+            UsageError: No task has this name, or the pictures have classes that it does not have.
+        """
         from rkr.pictures.evaluate import evaluate
 
         return evaluate(self, source, task)
@@ -249,7 +274,11 @@ class Zoo:
         self.follow()
 
     def follow(self) -> Changes:
-        """Take over what other processes have changed in the folder, and say what."""
+        """Take over what other processes have changed in the folder.
+
+        Returns:
+            The names of the tasks that were `added`, `replaced` and `removed`; false if there are none.
+        """
         changes = self.model.follow()
         if changes:
             self._rule = None  # a task may have been replaced by another of the same name
@@ -257,7 +286,20 @@ class Zoo:
         return changes
 
     def copy(self, name: str, other: str | os.PathLike[str], new: str | None = None) -> Zoo:
-        """Copy a task to another zoo with the same base, which is made if there is none."""
+        """Copy a task to another zoo with the same base.
+
+        Args:
+            name: The task's name.
+            other: The other folder, which is made if it does not exist.
+            new: The task's name there; the same by default.
+
+        Returns:
+            The other zoo.
+
+        Raises:
+            UsageError: No task has this name, or the other zoo has one of this name.
+            FileError: The other zoo has another base.
+        """
         target, new = Path(other).expanduser(), new or name
         check_task_name(new)
         self.model.tasks[name]
@@ -269,7 +311,16 @@ class Zoo:
             return add_file(target, file, new, open_zoo(self.folder, device="cpu"))
 
     def export(self, path: str | os.PathLike[str], tasks: Sequence[str], style: str = "merged") -> None:
-        """Write tasks as an ONNX file: see `rkr.export`. Only the style "all" takes several."""
+        """Write tasks as an ONNX file with `rkr.export`.
+
+        Args:
+            path: The file to write.
+            tasks: Names of tasks. Only the style "all" takes several.
+            style: See `rkr.export`.
+
+        Raises:
+            UsageError: No task has this name, or the style does not take so many.
+        """
         import rkr
 
         names = list(tasks)

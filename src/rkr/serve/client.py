@@ -50,7 +50,8 @@ class Client:
             not reach it or that it failed at, as those of a cluster do when one of them is killed.
 
     Raises:
-        UsageError: The address is not one of HTTP.
+        UsageError: The address is not one of HTTP. Every request raises `ServerError`, an `RkrError`, with the server's
+            sentence, if it is refused or gets no answer.
 
     Example:
         >>> import rkr
@@ -73,13 +74,14 @@ class Client:
     ) -> list[dict[str, Any]]:
         """Classify pictures: files, the content of files, or images of Pillow.
 
-        Returns for each a dictionary with `picture`, `task` and `answers`, a list of `class` and `probability`.
-
         Args:
             pictures: One or more.
             task: A task's name, or "auto". Not needed if there is one only.
             top: How many classes to name.
             false_alarms: With "auto", the share of the tasks' own pictures that may be called none of the tasks.
+
+        Returns:
+            For each picture a dictionary with `picture`, `task` and `answers`, a list of `class` and `probability`.
         """
         many = not isinstance(pictures, str | bytes | os.PathLike) and isinstance(pictures, Iterable)
         files = [_file(one, n) for n, one in enumerate(list(pictures) if many else [pictures], 1)]
@@ -89,21 +91,45 @@ class Client:
         return found
 
     def tasks(self) -> list[dict[str, Any]]:
-        """All tasks: name, classes, accuracy, bytes, fingerprint."""
+        """List all tasks.
+
+        Returns:
+            For each a dictionary with `name`, `classes`, `accuracy`, `bytes` and `fingerprint`.
+        """
         found: list[dict[str, Any]] = self._ask("GET", "/v1/tasks")["tasks"]
         return found
 
     def task(self, name: str) -> dict[str, Any]:
-        """One task."""
+        """Describe one task.
+
+        Args:
+            name: The task's name.
+
+        Returns:
+            The dictionary that `tasks` has for it.
+        """
         return self._ask("GET", _place(name))
 
     def add(self, name: str, path: str | os.PathLike[str], replace: bool = False) -> dict[str, Any]:
-        """Add a task from its file. It is served when this returns."""
+        """Add a task from its file. It is served when this returns.
+
+        Args:
+            name: The name to serve it under.
+            path: The file, as `rkr push` and `RectifiedModel.save_task` write it.
+            replace: Whether it may take the place of a task of this name.
+
+        Returns:
+            The dictionary that `tasks` has for it.
+        """
         place = f"{_place(name)}?replace=true" if replace else _place(name)
         return self._ask("PUT", place, _content(path), "application/octet-stream")
 
     def drop(self, name: str) -> None:
-        """Drop a task."""
+        """Drop a task.
+
+        Args:
+            name: The task's name.
+        """
         self._ask("DELETE", _place(name))
 
     def learn(self, name: str, source: str | os.PathLike[str], wait: bool = True) -> dict[str, Any]:
@@ -112,7 +138,13 @@ class Client:
         Args:
             name: The task's name.
             source: The folder or zip file.
-            wait: Until it is learned; raises ServerError if that fails. Else `learning` tells how it goes.
+            wait: Whether to wait until it is learned. If not, `learning` tells how far it is.
+
+        Returns:
+            What `learning` returns.
+
+        Raises:
+            ServerError: The task was not learned.
         """
         data = _zipped(Path(source)) if os.path.isdir(source) else _content(source)
         job = self._ask("POST", f"{_place(name)}/learn", data, "application/zip")
@@ -124,15 +156,33 @@ class Client:
         return job
 
     def learning(self, name: str) -> dict[str, Any]:
-        """How learning a task goes: state, done, accuracy, error."""
+        """Tell how far learning a task is.
+
+        Args:
+            name: The task's name.
+
+        Returns:
+            A dictionary with `state`, `done`, `accuracy` and `error`.
+        """
         return self._ask("GET", f"{_place(name)}/learn")
 
     def stop_learning(self, name: str) -> dict[str, Any]:
-        """Stop learning a task."""
+        """Stop learning a task.
+
+        Args:
+            name: The task's name.
+
+        Returns:
+            What `learning` returns.
+        """
         return self._ask("DELETE", f"{_place(name)}/learn")
 
     def ready(self) -> bool:
-        """Whether the server answers."""
+        """Tell whether the server answers.
+
+        Returns:
+            Whether it does.
+        """
         try:
             self._once("GET", "/readyz", None, None)
         except ServerError:

