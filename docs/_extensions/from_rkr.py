@@ -116,8 +116,9 @@ class Methods(FromText):
 
     @staticmethod
     def plain(text: str) -> str:
-        """The first part of a docstring as Markdown: bullet lists stay, other indents go."""
-        return text.replace("``", "`").replace("<", "&lt;")
+        """The first part of a docstring as Markdown, in which a formula's `_` and `*` are no markup."""
+        parts = re.split(r"(`[^`]*`)", text.replace("``", "`").replace("<", "&lt;"))
+        return "".join(part if part[:1] == "`" else re.sub(r"[_*]", r"\\\g<0>", part) for part in parts)
 
 
 class Recipes(FromText):
