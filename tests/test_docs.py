@@ -202,14 +202,14 @@ def test_a_page_is_one_session_and_stale_outputs_are_replaced() -> None:
 
 SERVER = """\
 ```console
-$ rkr serve nowhere &
+$ rkr serve --nowhere &
 ```
 """
 
 
 def test_a_server_that_does_not_start_is_told() -> None:
     problems, _ = pages.run(SERVER, "page.md")
-    assert ["rkr serve nowhere ended with exit code 2" in problem.text for problem in problems] == [True]
+    assert ["rkr serve --nowhere ended with exit code 2" in problem.text for problem in problems] == [True]
 
 
 def test_figures_that_vary_are_replaced_if_asked_for() -> None:

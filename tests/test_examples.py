@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import runpy
 import shutil
 import socket
 import subprocess
@@ -37,12 +38,13 @@ def run(*words: str, cwd: Path, **environment: str) -> str:
     return done.stdout
 
 
-@pytest.mark.timeout(600)
-def test_own_loop(tmp_path: Path) -> None:
-    out = run(str(EXAMPLES / "own_loop.py"), cwd=tmp_path)
+def test_own_loop(capsys: pytest.CaptureFixture[str]) -> None:
+    with pages.in_empty_folder() as folder:
+        runpy.run_path(str(EXAMPLES / "own_loop.py"), run_name="__main__")
+        assert (folder / "digits-zoo" / "zoo.json").is_file()
+    out = capsys.readouterr().out
     assert all(float(found) > 95 for found in re.findall(r"^\w+: ([\d.]+) %", out, re.MULTILINE))
     assert out.endswith("answers of the first task are unchanged: True\n")
-    assert (tmp_path / "digits-zoo" / "zoo.json").is_file()
 
 
 @pytest.mark.slow
@@ -92,13 +94,15 @@ def test_serving_client(tmp_path: Path) -> None:
     assert len(out.splitlines()) == 2
 
 
-@pytest.mark.timeout(600)
-def test_own_method(tmp_path: Path) -> None:
-    shutil.copytree(EXAMPLES / "own_method", tmp_path / "own_method", ignore=shutil.ignore_patterns("__pycache__"))
-    out = run("-m", "rkr", "run", "digits.toml", "--no-figures", "--method", "smooth", cwd=tmp_path / "own_method")
-    assert re.search(r"^ *smooth +1 +\d", out, re.MULTILINE)
-    listed = run("-m", "rkr", "list", "rkr_smooth:Smooth", cwd=tmp_path / "own_method")
-    assert 'under [methods.NAME]:\n  learner = "rkr_smooth:Smooth"\n  smoothing = 0.1\n' in listed
+def test_own_method() -> None:
+    with pages.in_empty_folder() as folder, contextlib.ExitStack() as stack:
+        shutil.copytree(EXAMPLES / "own_method", folder, dirs_exist_ok=True)
+        session = pages.Session(stack)
+        out, code = session.command("rkr run digits.toml --no-figures --method smooth --epochs 1 --limit 20")
+        assert code == 0, out
+        assert re.search(r"^ *smooth +1 +\d", out, re.MULTILINE)
+        listed, _ = session.command("rkr list rkr_smooth:Smooth")
+        assert 'under [methods.NAME]:\n  learner = "rkr_smooth:Smooth"\n  smoothing = 0.1\n' in listed
 
 
 def test_every_script_has_a_test() -> None:
