@@ -56,6 +56,7 @@ def main(epochs: int = 20) -> None:
                 save_strategy="no",
                 report_to=[],
                 disable_tqdm=True,
+                dataloader_pin_memory=torch.cuda.is_available(),
                 logging_strategy="no",
             )
             trainer = Trainer(model, arguments, train_dataset=Digits(first, last, 0), compute_metrics=accuracy)

@@ -34,6 +34,7 @@ class FromText(SphinxDirective):
     """A directive whose content is Markdown that it makes."""
 
     def run(self) -> list[nodes.Node]:
+        self.env.note_reread()  # its text changes with the package, not with the page
         return self.parse_text_to_nodes(self.text(), allow_section_headings=True)
 
     def text(self) -> str:
