@@ -18,7 +18,7 @@ from rkr.cli import app
 NETWORKS = ("lenet", "resnet18", "small_cnn")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 PAGE = (pages.ROOT / "docs/reference/api.md").read_text("utf-8")
-SHOWN = set(re.findall(r"\.\. auto(?:method|property):: (\w+)", PAGE))
+SHOWN = set(re.findall(r"\.\. auto(?:method|property):: (\w+)$", PAGE, re.MULTILINE))
 # In this order: the later ones use what the earlier ones have made.
 USES_FILES = ("load_learner", "results", "learn", "open", "Zoo")
 

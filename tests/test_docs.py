@@ -121,6 +121,7 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     import rkr
 
     assert [n for n in rkr.__all__ if f'id="rkr.{n}"' not in page and n != "networks"] == []
+    assert "in percent of the network: the paper" in page  # the first line of a property, whole
     for file in (tmp_path / "site").rglob("*.html"):  # nothing is loaded from elsewhere
         loaded = re.findall(r'<(?:script|img|link)[^>]*?(?:src|href)="(https?:[^"]*)"', file.read_text("utf-8"))
         assert loaded == [], file

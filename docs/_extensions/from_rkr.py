@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
@@ -132,7 +133,19 @@ class Recipes(FromText):
         return table(("recipe", "what it is"), [(code(name), cell(text)) for name, text in found["recipes"].items()])
 
 
+def replacing(old: str, new: str) -> Callable[..., None]:
+    """Napoleon takes what is before a colon in the first line of a property's docstring for its type."""
+
+    def replace(app: Sphinx, what: str, name: str, found: object, options: object, lines: list[str]) -> None:
+        if what in ("attribute", "property"):
+            lines[:1] = [line.replace(old, new) for line in lines[:1]]
+
+    return replace
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
+    app.connect("autodoc-process-docstring", replacing(":", "\N{RATIO}"), priority=400)  # Napoleon has 500
+    app.connect("autodoc-process-docstring", replacing("\N{RATIO}", ":"), priority=600)
     app.add_directive("rkr-commands", Commands)
     app.add_directive("rkr-methods", Methods)
     app.add_directive("rkr-recipes", Recipes)
