@@ -340,6 +340,18 @@ def test_a_second_writer_is_refused(pictures: Path, zoo: Path, command: Command)
     assert {name for name in before if name not in content(zoo)} == {n for n in before if n.startswith("shapes.")}
 
 
+@pytest.mark.parametrize("name", ["..", ".", "lock", "../../zoo"])
+def test_names_of_tasks_lead_nowhere_else(pictures: Path, zoo: Path, name: str) -> None:
+    before = content(zoo)
+    learned = rkr.learn(pictures / "colours", zoo, name, epochs=1)
+    assert list(learned.tasks) == ["colours", "shapes", name]
+    after = content(zoo)
+    assert all(after[file] == data for file, data in before.items() if file != "zoo.json")
+    assert len(after) == len(before) + 1
+    learned.drop(name)
+    assert content(zoo).keys() == before.keys()
+
+
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), PermissionError(13, "Permission denied")])
 def test_a_full_disk_or_no_permission(
     pictures: Path, zoo: Path, command: Command, monkeypatch: pytest.MonkeyPatch, error: OSError

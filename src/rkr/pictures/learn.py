@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import torch
 
@@ -33,7 +32,7 @@ from rkr.pictures.dataset import Checked, Listing, divide, list_pictures
 from rkr.pictures.lesson import Learned, Lesson
 from rkr.pictures.preparation import Preparation
 from rkr.pictures.settings import RANK, Settings, options_for
-from rkr.pictures.zoo import LEARNING, Zoo, check_task_name, is_zoo, open_zoo, writing
+from rkr.pictures.zoo import LEARNING, Zoo, check_task_name, is_zoo, lesson_folder, open_zoo, writing
 
 ENDINGS = (".csv", ".tsv", ".txt", ".jsonl", ".ndjson", ".json")
 
@@ -65,7 +64,7 @@ class Request:
     @property
     def lesson_folder(self) -> Path:
         """Where the unfinished task is kept."""
-        return self.folder / LEARNING / quote(self.task, safe=" ")[:100]
+        return lesson_folder(self.folder, self.task)
 
 
 def learn(

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import torch
 from filelock import FileLock, Timeout
@@ -326,10 +327,7 @@ class Zoo:
         names = list(tasks)
         if style == "merged" and len(names) != 1:
             raise UsageError(f"--style merged writes one task, not {len(names)}: give --task, or --style all")
-        write = getattr(rkr, "export", None)
-        if write is None:
-            raise UsageError("this version of rkr has no export")
-        write(self.model, path, tasks=names if style == "all" else names[0], style=style)
+        rkr.export(self.model, path, tasks=names if style == "all" else names[0], style=style)
 
 
 def open_zoo(folder: str | os.PathLike[str], network: nn.Module | None = None, device: str | None = None) -> Zoo:
@@ -377,6 +375,11 @@ def open_zoo(folder: str | os.PathLike[str], network: nn.Module | None = None, d
 def is_zoo(folder: Path) -> bool:
     """Whether there is a model folder."""
     return (folder / INDEX).exists()
+
+
+def lesson_folder(folder: Path, task: str) -> Path:
+    """Where a zoo keeps an unfinished task. With the ending, "..", "." and "lock" are folders like others."""
+    return folder / LEARNING / f"{quote(task, safe=' ')[:100]}.task"
 
 
 def check_task_name(name: str) -> str:

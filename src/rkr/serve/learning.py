@@ -19,14 +19,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import quote
 
 from rkr.atomic import write_atomic
 from rkr.core.zoo import read_about
 from rkr.errors import FileError, RkrError
 from rkr.importing import search_path
 from rkr.pictures.learn import prepare
-from rkr.pictures.zoo import LEARNING
+from rkr.pictures.zoo import lesson_folder
 from rkr.serve.decode import remove, unpack
 from rkr.serve.limits import Busy, Limits, NotFound, Refused
 
@@ -239,7 +238,7 @@ class Learning:
                 process.kill()
             reader.join(1)
         if job.state == "cancelled":
-            remove(self._folder / LEARNING / quote(job.task, safe=" ")[:100])
+            remove(lesson_folder(self._folder, job.task))
         elif process.returncode == 0:
             job.state, job.done, job.doing, job.seconds_left = "learned", 1.0, "", 0.0
             self._learned()
