@@ -184,6 +184,27 @@ def test_other_people_s_functions_are_not_called(zoo: rkr.Zoo, tmp_path: Path) -
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        ({"network": {"backbone": "timm:x", "arguments": {"checkpoint_path": "/x"}}}, "could name files or addresses"),
+        ({"network": {"backbone": "timm:x", "arguments": ["x"]}}, "could name files or addresses"),
+        ({"network": {"backbone": "efficientnet-lite0"}, "preparation": {"size": "large"}}, "a preparation needs"),
+        ({"network": {"backbone": "efficientnet-lite0"}, "preparation": []}, "a preparation needs"),
+    ],
+)
+def test_records_of_other_people_are_checked(
+    zoo: rkr.Zoo, tmp_path: Path, stated: dict[str, object], message: str
+) -> None:
+    other = rkr.open(zoo.folder)
+    task = other.model.tasks["colours"]
+    task.about = {**task.about, **stated}
+    push(other, "colours", folder=tmp_path / "repository")
+    with pytest.raises(UsageError, match=message):
+        pull(str(tmp_path / "repository"), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
 def test_bad_calls(zoo: rkr.Zoo, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="say where to"):
         push(zoo, "colours")

@@ -14,6 +14,7 @@ from rkr.core.about import TaskAbout
 from rkr.core.files import base_fingerprint, read_task_about
 from rkr.errors import FileError, UsageError
 from rkr.pictures.learn import new_zoo
+from rkr.pictures.preparation import Preparation
 from rkr.pictures.zoo import Zoo, add_file, check_base, check_task_name, is_zoo, open_zoo
 
 TASK_FILE, CARD = "task.safetensors", "README.md"
@@ -107,9 +108,16 @@ def _with_base_of(stated: TaskAbout, model: Path, source: str) -> Zoo:
             f"{source}: its base is made by the function {reference}, which is not called for you: make {model} with "
             f"rkr learn --backbone {reference} first, if you trust it"
         )
-    zoo = new_zoo(
-        model, reference, described.get("arguments"), stated.rank, (stated.about.get("preparation") or {}).get("size")
-    )
+    arguments = described.get("arguments") or {}
+    if kind == "transformers":
+        arguments = {}  # they only matter for opening again
+    elif not isinstance(arguments, Mapping) or not all(isinstance(v, int | float) for v in arguments.values()):
+        raise UsageError(
+            f"{source}: its base is {reference} with arguments that could name files or addresses; they are not used "
+            f"for you: make {model} with rkr.learn first, if you trust them: {json.dumps(arguments)[:200]}"
+        )
+    size = Preparation.from_json(stated.about.get("preparation")).size
+    zoo = new_zoo(model, reference, arguments, stated.rank, size)
     if base_fingerprint(zoo.model) != stated.base:
         raise FileError(
             f"{source}: its base network is not {reference} as it is installed here (fingerprint {stated.base[:12]})"
