@@ -165,7 +165,10 @@ def test_rank_0_is_a_linear_probe(pictures: Path, tmp_path: Path) -> None:
 def test_a_probe_that_is_kept_is_fitted_to_all_pictures(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its decay is chosen with 42 pictures for training and 6 for validation; then nothing is left to choose."""
+    """Its decay is chosen with 42 pictures for training and 6 for validation; then nothing is left to choose.
+
+    It learns from each picture and four crops of it.
+    """
     fits: list[tuple[int, float, torch.Tensor]] = []
     fit = lesson.fit_probe
 
@@ -176,7 +179,7 @@ def test_a_probe_that_is_kept_is_fitted_to_all_pictures(
 
     monkeypatch.setattr(lesson, "fit_probe", recorded)
     zoo = rkr.learn(pictures / "colours", tmp_path / "zoo", **{**QUICK, "rank": 0})
-    assert [count for count, _, _ in fits] == [42, 42, 42, 48]
+    assert [count for count, _, _ in fits] == [5 * 42, 5 * 42, 5 * 42, 5 * 48]
     assert fits[-1][1] in lesson.DECAYS
     kept = zoo.model.tasks["colours"].get("head.weight")
     assert kept is not None
@@ -505,7 +508,7 @@ def test_events_tell_of_the_preparation(pictures: Path, tmp_path: Path) -> None:
     rkr.learn(pictures / "colours", tmp_path / "zoo", **QUICK, watch=events.append)
     counted = [(e.what, e.count, e.total) for e in events if isinstance(e, Preparing)]
     assert ("pictures", 48, 48) in counted
-    assert counted[-1] == ("features", 48, 48)
+    assert counted[-1] == ("features", 5 * 48, 5 * 48)  # each picture, and four crops of it
 
 
 def test_export_asks_for_what_the_command_says(

@@ -13,6 +13,9 @@ from rkr.core import RectifiedModel
 from rkr.methods.learner import Learner, Outcome, Phase, SeenTask
 from rkr.pictures.settings import Settings
 
+CROPS = 4  # random crops of each picture from which the probe learns, beside the centre
+EXAMPLES = 10_000  # of the probe, with crops: for more pictures there are fewer crops, or none
+
 
 class PictureLearner(Learner):
     """Trains the factors, the normalisation and the head of one new task; the base and other tasks are frozen.
@@ -100,6 +103,10 @@ class PictureLearner(Learner):
         """Whether a linear probe can be the head: one Linear layer with a bias."""
         head = self.model.network.get_submodule(self.head)
         return isinstance(head, nn.Linear) and head.bias is not None
+
+    def crops(self, pictures: int) -> int:
+        """How many random crops of each picture the probe learns from, beside the centre."""
+        return max(0, min(CROPS, EXAMPLES // pictures - 1)) if self.takes_probe else 0
 
 
 def repeated(y: Tensor, balance: float, seed: int) -> Tensor | None:

@@ -138,6 +138,7 @@ class Lesson(Loop):
         self._file = folder / "state.safetensors"
         self._identity = identity(model, stream, settings)
         self._stop = False
+        self._examples: list[tuple[Tensor, Tensor]] = []  # features and labels for the probe, of each part
         self._probe: dict[str, Tensor] = {}  # the state from which training begins
         self._decay = DECAYS[1]  # of the probe
         self._best: dict[str, Tensor] = {}
@@ -183,17 +184,29 @@ class Lesson(Loop):
     # -- before and after training -------------------------------------------------------------------------
 
     def _features(self) -> tuple[Tensor, Tensor]:
-        """The base's features of the training part, then of the validation part, in one pass: float32 (N, D)."""
+        """The base's features of the training part, then of the validation part: float32 (N, D).
+
+        Those of random crops and mirror images join them in `_examples`, from which the probe learns.
+        """
         parts = self._parts()
-        total, found = sum(map(len, parts)), []
+        count = sum(map(len, parts))
+        crops = self._learner.crops(count)
+        how = {"seed": derived(self._settings.seed, "crops"), "augment": self.spec.augment}
+        passes = [(part, epoch, how if epoch else {}) for epoch in range(crops + 1) for part in parts]
+        found: list[tuple[Tensor, Tensor]] = []
+        done = 0
         self._model.eval()
-        for part in parts:
-            for x, _ in self._reader()(part, batch=BATCH).iter_from(0):
+        for part, epoch, more in passes:
+            batches = []
+            for x, y in self._reader()(part, batch=BATCH, **more).iter_from(epoch):
                 self.check_stop()
                 with self.fabric.autocast():
-                    found.append(base_features(self._model, x))
-                self._watch(Preparing(self.spec.title, "features", sum(map(len, found)), total))
-        return torch.cat(found), torch.cat([part.y for part in parts]).to(self.fabric.device)
+                    batches.append((base_features(self._model, x), y))
+                done += len(y)
+                self._watch(Preparing(self.spec.title, "features", done, count * (crops + 1)))
+            found.append(_joined(batches))
+        self._examples = [_joined(found[k :: len(parts)]) for k in range(len(parts))]
+        return _joined(found[: len(parts)])
 
     def _parts(self) -> list[Pictures]:
         training = self.stream.tasks[0].training
@@ -209,7 +222,7 @@ class Lesson(Loop):
         n = len(self.stream.tasks[0].training.train)
         best: tuple[float, Tensor, Tensor] | None = None
         for decay in DECAYS if len(features) > n else DECAYS[1:2]:
-            weight, bias = self._fitted(features[:n], y[:n], decay)
+            weight, bias = self._fitted(*self._examples[0], decay)
             hits = (F.linear(features[n:], weight, bias).argmax(1) == y[n:]).sum().item()
             if best is None or hits > best[0]:
                 best, self._decay = (hits, weight, bias), decay
@@ -237,7 +250,7 @@ class Lesson(Loop):
                 learner.load_state_dict(self._probe)
                 accuracy, kept = probe, "probe"
         if kept == "probe":  # its decay is chosen, so the validation part is of no more use otherwise
-            learner.start_head(*self._fitted(features, y, self._decay))
+            learner.start_head(*self._fitted(*_joined(self._examples), self._decay))
         learner.eval()
         seconds, title = self._seconds(), self.spec.title
         shown = () if accuracy is None else (accuracy,)
@@ -331,6 +344,12 @@ class Lesson(Loop):
         self._done_at_start = at.epoch / epochs
         folder, names = str(self.folder.path), (self.stream.tasks[0].name,)
         self._watch(Started(title, folder, names, epochs, 1, at.epoch, resumed, len(self._history)))
+
+
+def _joined(found: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Features and labels, one after the other."""
+    features, y = zip(*found, strict=True)
+    return torch.cat(features), torch.cat(y)
 
 
 def identity(model: RectifiedModel, stream: Stream, settings: Settings) -> str:

@@ -101,7 +101,8 @@ def plan(request: Request, accelerator: str = "auto", precision: str | None = No
 
         step = _seconds(train) / len(x)
     n, held = len(pictures), request.settings.validation
-    seconds = n * (decode + forward + epochs * ((1 - held) * step + held * forward) + (forward if epochs else 0))
+    passes = learner.crops(n) + (2 if epochs else 1)  # for the probe, and to test what is kept
+    seconds = n * (decode + passes * forward + epochs * ((1 - held) * step + held * forward))
     decoded = n * zoo.preparation.resize**2 * 3
     return Plan(
         str(request.folder),
