@@ -2,9 +2,9 @@
 
     python benchmarks/transfer.py photos/birds photos/flowers --classes 20 --train 20 --test 20 --seeds 3
 
-For each seed the pictures of each class are divided anew. All three see the same pictures; those for testing are only
-tested on. The probe is `rkr learn --rank 0`, which ends with all pictures. Fine-tuning starts from the same probe, with
-the same crops, schedule and validation part as `rkr learn`, and its learning rate is chosen on the validation part.
+For each seed the pictures of each class are divided anew. All see the same pictures; those for testing are only tested
+on. The probe is `rkr learn --rank 0` without random crops; both end with all pictures. Fine-tuning starts from a probe,
+with the crops, schedule and validation part of `rkr learn`, and its learning rate is chosen on the validation part.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +29,7 @@ from torch import nn
 
 import rkr
 from rkr.data import Augment, Batches, Pictures
-from rkr.pictures import backbones
+from rkr.pictures import backbones, learner
 from rkr.pictures.cache import Squares
 from rkr.pictures.dataset import list_pictures
 from rkr.pictures.learn import check_pictures, parts, prepare
@@ -57,14 +58,17 @@ def divided(folder: Path, classes: int, train: int, test: int, seed: int, into: 
 
 
 def compared(train: Path, test: Path, folder: Path, seed: int, how: Mapping[str, Any]) -> dict[str, float]:
-    """Accuracy on the test pictures, in percent, of the three; the task's size in percent; seconds of `rkr learn`."""
-    probe = rkr.learn(train, folder / "probe", "t", rank=0, seed=seed, **how)
+    """Accuracy on the test pictures, in percent, of each; the task's size in percent; seconds of `rkr learn`."""
+    with patch.object(learner, "CROPS", 0):
+        probe = rkr.learn(train, folder / "probe", "t", rank=0, seed=seed, **how)
+    cropped = rkr.learn(train, folder / "cropped", "t", rank=0, seed=seed, **how)
     began = time.perf_counter()
     learned = rkr.learn(train, folder / "learned", "t", seed=seed, **how)
     seconds = time.perf_counter() - began
     numbers = sum(t.numel() for t in learned.model.tasks["t"].tensors().values())
     return {
         "probe": 100 * probe.evaluate(test, "t").accuracy,
+        "rkr learn --rank 0": 100 * cropped.evaluate(test, "t").accuracy,
         "rkr learn": 100 * learned.evaluate(test, "t").accuracy,
         "fine-tuning": 100 * fine_tuned(train, test, folder / "whole", seed, how),
         "size": 100 * numbers / sum(p.numel() for p in learned.model.network.parameters()),

@@ -33,8 +33,8 @@ def test_the_figures(transfer: Any, tmp_path: Path) -> None:
     draw_classes(tmp_path / "colours", {"red": 12, "green": 12, "blue": 12})
     train, test = transfer.divided(tmp_path / "colours", 3, 8, 4, 0, tmp_path)
     found = transfer.compared(train, test, tmp_path, 0, {"backbone": TINY, "epochs": 2, "batch": 8})
-    assert list(found) == ["probe", "rkr learn", "fine-tuning", "size", "seconds"]
-    for key, folder in (("probe", "probe"), ("rkr learn", "learned")):
+    assert list(found) == ["probe", "rkr learn --rank 0", "rkr learn", "fine-tuning", "size", "seconds"]
+    for key, folder in (("probe", "probe"), ("rkr learn --rank 0", "cropped"), ("rkr learn", "learned")):
         assert found[key] == 100 * rkr.open(tmp_path / folder).evaluate(test, "t").accuracy
     assert found["fine-tuning"] >= 50  # three colours; a third by chance
     assert "| colours | 2 | 1.5 (1.0 to 2.0) |" in transfer.table({"colours": [{"probe": 1.0}, {"probe": 2.0}]})
