@@ -167,7 +167,7 @@ def test_a_probe_that_is_kept_is_fitted_to_all_pictures(
 ) -> None:
     """Its decay is chosen with 42 pictures for training and 6 for validation; then nothing is left to choose.
 
-    It learns from each picture and four crops of it.
+    It learns from each picture and two crops of it.
     """
     fits: list[tuple[int, float, torch.Tensor]] = []
     fit = lesson.fit_probe
@@ -179,7 +179,7 @@ def test_a_probe_that_is_kept_is_fitted_to_all_pictures(
 
     monkeypatch.setattr(lesson, "fit_probe", recorded)
     zoo = rkr.learn(pictures / "colours", tmp_path / "zoo", **{**QUICK, "rank": 0})
-    assert [count for count, _, _ in fits] == [5 * 42, 5 * 42, 5 * 42, 5 * 48]
+    assert [count for count, _, _ in fits] == [3 * 42, 3 * 42, 3 * 42, 3 * 48]
     assert fits[-1][1] in lesson.DECAYS
     kept = zoo.model.tasks["colours"].get("head.weight")
     assert kept is not None
@@ -508,7 +508,7 @@ def test_events_tell_of_the_preparation(pictures: Path, tmp_path: Path) -> None:
     rkr.learn(pictures / "colours", tmp_path / "zoo", **QUICK, watch=events.append)
     counted = [(e.what, e.count, e.total) for e in events if isinstance(e, Preparing)]
     assert ("pictures", 48, 48) in counted
-    assert counted[-1] == ("features", 5 * 48, 5 * 48)  # each picture, and four crops of it
+    assert counted[-1] == ("features", 3 * 48, 3 * 48)  # each picture, and two crops of it
 
 
 def test_export_asks_for_what_the_command_says(

@@ -13,7 +13,7 @@ from rkr.core import RectifiedModel
 from rkr.methods.learner import Learner, Outcome, Phase, SeenTask
 from rkr.pictures.settings import Settings
 
-CROPS = 4  # random crops of each picture from which the probe learns, beside the centre
+CROPS = 2  # random crops of each picture from which the probe learns, beside the centre
 EXAMPLES = 10_000  # of the probe, with crops: for more pictures there are fewer crops, or none
 
 
