@@ -2,10 +2,12 @@
 
     python benchmarks/inferring.py digits runs/digits/rkr-plus/fixed
 
-needs a finished run of `rkr-plus`. All rules see the same base features of the same training samples, and the chosen
-task's own head answers. FeCAM (Goswami et al., NeurIPS 2023): a covariance for each class, square roots of features,
-shrunk twice and normalised, as published. RanPAC (McDonnell et al., NeurIPS 2023): random projections, ReLU, and ridge
-regression on all classes; the penalty is the best of four on the test samples, which favours it.
+needs a finished run of `rkr-plus`. All rules see the same training samples through the same base, and the chosen task's
+own head answers. "Maps" are those of the base's last convolution, which the rule of this package sees; "features" come
+into the classification layer, as FeCAM and RanPAC have them. FeCAM (Goswami et al., NeurIPS 2023): a covariance for
+each class, square roots of features, shrunk twice and normalised, as published. RanPAC (McDonnell et al., NeurIPS
+2023): random projections, ReLU, and ridge regression on all classes; the best of four penalties on the test samples is
+to be taken, which favours it.
 
 Prints the share of samples with the right task, and with the right task and class, in %; then how the probabilities of
 the rule fit: the expected calibration error, and the share of samples called unlike all tasks.
@@ -16,13 +18,14 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import rkr
-from rkr.core.features import base_features
+from rkr.core.features import base_features, base_maps
 from rkr.core.inferring import rule_of
 from rkr.data import Batches
 from rkr.experiment.recipes import load_recipe
@@ -91,26 +94,35 @@ def main() -> None:
     def read(samples: object) -> list[tuple[Tensor, Tensor]]:
         return list(Batches(samples, 250, mean=stream.mean, std=stream.std).iter_from(0))  # type: ignore[arg-type]
 
-    features, labels = [], []
+    rule = rule_of(model)
+    see: dict[str, Score] = {
+        "features": partial(base_features, model),
+        "maps": lambda x: base_maps(model, x, rule.width),
+    }
+    features: dict[str, list[Tensor]] = {name: [] for name in see}
+    labels = []
     for task in stream.tasks:
         batches = read(task.training.train)
-        features.append(torch.cat([base_features(model, x) for x, _ in batches]))
+        for name, of in see.items():
+            features[name].append(torch.cat([of(x) for x, _ in batches]))
         labels.append(torch.cat([y for _, y in batches]))
-    rules: dict[str, Score] = {"nearest class mean of the base": rule_of(model).evidence}
-    rules["FeCAM"] = fecam(features, labels)
-    for penalty in (1e1, 1e2, 1e3, 1e4):
-        rules[f"RanPAC, {args.width} projections, penalty {penalty:g}"] = ranpac(features, labels, args.width, penalty)
+    rules: dict[str, tuple[str, Score]] = {"nearest class mean, maps": ("maps", rule.evidence)}
+    for name, own in features.items():
+        rules[f"FeCAM, {name}"] = name, fecam(own, labels)
+        for penalty in (1e1, 1e2, 1e3, 1e4):
+            title = f"RanPAC, {name}, {args.width} projections, penalty {penalty:g}"
+            rules[title] = name, ranpac(own, labels, args.width, penalty)
     names = ["most confident softmax", *rules, "model.infer"]
     hits = {name: [0, 0] for name in names}
     count, none, certainty, correct = 0, 0, [], []
     for number, task in enumerate(stream.tasks):
         for x, y in read(task.test):
-            x_features = base_features(model, x)
+            seen_by = {name: of(x) for name, of in see.items()}
             probability = [learner.predict(x, seen.number).softmax(1) for seen in learner.seen]
             highest = torch.stack([p.amax(1) for p in probability], 1)
             answers = torch.stack([p.argmax(1) for p in probability], 1)
             chosen = {"most confident softmax": highest.argmax(1)}
-            chosen |= {name: rule(x_features).argmax(1) for name, rule in rules.items()}
+            chosen |= {title: score(seen_by[name]).argmax(1) for title, (name, score) in rules.items()}
             found = model.infer(x)
             chosen["model.infer"] = found.task
             for name, own in chosen.items():
@@ -121,7 +133,7 @@ def main() -> None:
             certainty.append(found.probability)
             correct.append((found.task == number).float())
     for name in names:
-        print(f"{name:45s} task {100 * hits[name][0] / count:6.2f}   task and class {100 * hits[name][1] / count:6.2f}")
+        print(f"{name:50s} task {100 * hits[name][0] / count:6.2f}   task and class {100 * hits[name][1] / count:6.2f}")
     p, ok = torch.cat(certainty), torch.cat(correct)
     bins = (p * 10).long().clamp(max=9)
     error = sum(float((p[bins == b].mean() - ok[bins == b].mean()).abs() * (bins == b).sum()) for b in bins.unique())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import json
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from torch import Tensor, nn
 
 import rkr
 from rkr.core import inferring
-from rkr.core.features import base_features
-from rkr.core.infer import Rule, describe, embed
+from rkr.core.features import base_features, base_maps
+from rkr.core.infer import Description, Rule, describe, embed
 from rkr.errors import UsageError
 
 CLASSES, INPUTS = 3, 20
@@ -68,30 +69,70 @@ def test_base_features_do_not_depend_on_the_task_in_use(model: rkr.RectifiedMode
         torch.testing.assert_close(base_features(model, x), wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("most", "grid"), [(800, 4), (799, 3), (256, 2), (50, 1), (10, 1), (10_000, 8)])
+def test_maps_of_the_last_convolution(most: int, grid: int) -> None:
+    torch.manual_seed(0)
+    plain = rkr.networks.lenet().eval()
+    model = rkr.rectify(copy.deepcopy(plain), head="fc").eval()
+    model.add_task("a", classes=5, train_base=False)
+    x = torch.randn(3, 3, 32, 32)
+    with torch.no_grad():
+        y = F.max_pool2d(plain.bn1(plain.conv1(x)), 3, 2, 1).relu()
+        y = F.max_pool2d(plain.bn2(plain.conv2(y)), 3, 2, 1).relu()
+    wanted = F.adaptive_avg_pool2d(y, grid).flatten(1)
+    assert wanted.shape == (3, 50 * grid * grid)
+    torch.testing.assert_close(base_maps(model, x, most), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_networks_whose_head_sees_pooled_maps_or_no_maps() -> None:
+    torch.manual_seed(0)
+    model = rkr.rectify(rkr.networks.resnet18(), head="fc").eval()
+    model.add_task("a", classes=5, train_base=False)
+    x = torch.randn(2, 3, 32, 32)
+    assert torch.equal(base_maps(model, x, 800), base_features(model, x))
+    flat = learned(1, steps=0)
+    assert torch.equal(base_maps(flat, samples(0, 1)[0], 800), base_features(flat, samples(0, 1)[0]))
+
+
+def test_the_grid_is_so_fine_that_class_means_fit() -> None:
+    """All tasks have the grid of the first: 800 values of LeNet's maps for 10 classes, 450 for 20."""
+    for classes, grid in ((10, 4), (20, 3)):
+        torch.manual_seed(0)
+        model = rkr.rectify(rkr.networks.lenet(), head="fc", budget="paper").eval()
+        for name, count in (("first", classes), ("second", 4)):
+            model.add_task(name, classes=count)
+            x, y = torch.randn(2 * count, 3, 32, 32), torch.arange(count).repeat(2)
+            model.describe_task([(x, y)])
+            described = Description.from_json(model.tasks[name].about["infer"])
+            assert described.means.shape == (count, 50 * grid * grid)
+            assert len(json.dumps(model.tasks[name].about["infer"])) <= model.cost()[name].bytes // 3
+        assert model.infer(x).names == ("first", "second")
+
+
 def test_two_steps_are_the_direct_computation(model: rkr.RectifiedModel) -> None:
     model.eval().set_task("t1")
     x = torch.cat([samples(number, 2)[0] for number in range(6)])
     rule = inferring.rule_of(model)
     with torch.no_grad():
-        evidence = rule.evidence(base_features(model, x)).log_softmax(1)
-        probability = []
+        by_class = torch.stack(rule.by_class(base_features(model, x)), 1)  # (B, T, C)
+        assert torch.allclose(by_class.exp().sum((1, 2)), torch.ones(len(x)))
+        heads = []
         for name in model.tasks:
             model.set_task(name)
-            probability.append(model(x).softmax(1))
+            heads.append(model(x).log_softmax(1))
         model.set_task("t1")
-    highest = torch.stack([p.amax(1) for p in probability], 1)
-    labels = torch.stack([p.argmax(1) for p in probability], 1)
+    evidence, product = by_class.exp().sum(2), (by_class + torch.stack(heads, 1)).exp()
     for candidates in (1, 2, 6):
         allowed = torch.zeros_like(evidence, dtype=torch.bool)
         allowed.scatter_(1, evidence.topk(candidates, 1).indices, True)
-        sure = evidence.amax(1).exp() > inferring.CERTAIN
+        sure = evidence.amax(1) > inferring.CERTAIN
         allowed[sure] = F.one_hot(evidence.argmax(1), 6).bool()[sure]
-        score = torch.where(allowed, evidence + highest.log(), -torch.inf)
+        score = torch.where(allowed[:, :, None], product, torch.tensor(0.0))
         found = inferring.infer(model, x, 0.05, candidates)
-        assert torch.equal(found.task, score.argmax(1))
-        assert torch.equal(found.label, labels.gather(1, found.task[:, None])[:, 0])
-        mass = torch.where(allowed, evidence.exp(), torch.tensor(0.0)).sum(1)
-        wanted = (score.softmax(1).amax(1) * mass).clamp(max=1)
+        assert torch.equal(found.task, score.flatten(1).argmax(1) // CLASSES)
+        assert torch.equal(found.label, score.flatten(1).argmax(1) % CLASSES)
+        of_tasks = score.sum(2) / score.sum((1, 2))[:, None]
+        wanted = of_tasks.gather(1, found.task[:, None])[:, 0] * torch.where(allowed, evidence, 0.0).sum(1)
         torch.testing.assert_close(found.probability, wanted, rtol=1e-3, atol=1e-5)
         assert model.task == "t1"
     truth = torch.arange(6).repeat_interleave(3 * 40)
@@ -100,13 +141,33 @@ def test_two_steps_are_the_direct_computation(model: rkr.RectifiedModel) -> None
     assert (found.task == truth).float().mean() > 0.9
 
 
+def test_means_of_groups_of_classes_tell_the_task_only() -> None:
+    model = learned(2)
+    model.eval()
+    x = torch.cat([samples(number, 2)[0] for number in range(2)])
+    y = samples(0, 0)[1]
+    for number, name in enumerate(model.tasks):
+        features = base_features(model, samples(number, 0)[0])
+        limit = 2 * 3 * 128 * 2  # one mean fits
+        model.tasks[name].about["infer"] = describe(features, y, CLASSES, limit=limit, width=256).to_json()
+    model.about.clear()
+    model.rule = None
+    found = model.infer(x)
+    assert [own.shape[1] for own in inferring.rule_of(model).by_class(base_features(model, x))] == [1, 1]
+    for number, name in enumerate(model.tasks):
+        model.set_task(name)
+        rows = found.task == number
+        assert torch.equal(found.label[rows], model(x[rows]).argmax(1))
+    assert (found.task == torch.arange(2).repeat_interleave(3 * 40)).float().mean() > 0.8
+
+
 def test_none_of_the_tasks(model: rkr.RectifiedModel) -> None:
     model.eval()
     own = torch.cat([samples(number, 3, each=200)[0] for number in range(6)])
     for rate in (0.05, 0.2):
         # Of several tasks all must refuse a sample, so the rate is a bound.
         assert model.infer(own, rate).none.float().mean() < rate + 0.03  # known from 120 samples a task
-        by_rule = inferring.rule_of(model)(base_features(model, own), rate).none
+        by_rule = inferring.rule_of(model).none(base_features(model, own), rate)
         assert torch.equal(model.infer(own, rate).none, by_rule)
     assert model.infer(own, 0.2).none.any()
 

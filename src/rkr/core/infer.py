@@ -30,8 +30,8 @@ from rkr.errors import UsageError
 DIRECTIONS = 16  # of the scatter within classes, that a description keeps
 SHRINKAGE = 0.3  # of the shared covariance towards a multiple of the identity, at most
 TEMPERATURE = 0.02  # for each dimension of the features: makes distances into probabilities
-SLIGHT = 0.003  # shrinkage of a covariance that is kept whole, at least
-SCALE = 10.0  # the same for distances under such a covariance, all dimensions together
+SLIGHT = 0.03  # shrinkage of a covariance that is kept whole, at least
+SCALE = 6.0  # as TEMPERATURE, for distances under such a covariance, all dimensions together
 QUANTILES = 101  # of distances: 0, 1, ..., 100 %
 MEANS_BYTES = 400_000  # of the class means of a task
 OVERHEAD = 600  # bytes of a description in a file besides its tensors, at most
@@ -131,7 +131,7 @@ def describe(
     x = embed(features, width)
     most, width = most_means(x.shape[1]), 2 * x.shape[1]
     if limit is not None:
-        room = (limit - OVERHEAD) * 3 // 4 - 4 * QUANTILES  # tensors are written in base64
+        room = tensor_bytes(limit)
         most = max(min(most, room // width), 1)
         directions = max(min(directions, (room - width * min(classes, most)) // (width + 4)), 0)
     counts = torch.bincount(y, minlength=classes)
@@ -157,6 +157,11 @@ def describe(
         nearest = torch.cdist(x, kept).square().amin(1)
     quantiles = torch.quantile(nearest, torch.linspace(0, 1, QUANTILES, device=x.device))
     return Description(kept.half().cpu(), basis[:r].half().cpu(), variances[:r].cpu(), rest, len(x), quantiles.cpu())
+
+
+def tensor_bytes(limit: int) -> int:
+    """Bytes for means and directions in a description of so many bytes: tensors are written in base64."""
+    return (limit - OVERHEAD) * 3 // 4 - 4 * QUANTILES
 
 
 def most_means(width: int) -> int:
@@ -271,6 +276,7 @@ class Rule:
 
     Attributes:
         names: The tasks.
+        width: Values of the embedded features.
     """
 
     def __init__(self, descriptions: Mapping[str, Description], shared: Shared | None = None) -> None:
@@ -281,10 +287,10 @@ class Rule:
         widths = {one.means.shape[1] for one in self._tasks}
         if len(widths) > 1:
             raise UsageError(f"tasks are described by features of different widths: {sorted(widths)}")
-        self._width = widths.pop()
+        self.width = widths.pop()
         # Mahalanobis distances are plain ones of rows times a matrix V with V Vᵀ = covariance⁻¹.
-        if shared is None or len(shared.covariance) != self._width:
-            covariance, self._scale = shared_covariance(self._tasks), 2 * TEMPERATURE * self._width
+        if shared is None or len(shared.covariance) != self.width:
+            covariance, self._scale = shared_covariance(self._tasks), 2 * TEMPERATURE * self.width
             self._whiten = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(covariance)))
         else:
             # Float16 may have made a small eigenvalue negative.
@@ -302,16 +308,28 @@ class Rule:
             features: Of the base, in any device's memory.
             false_alarms: Share of the tasks' own samples that may be called none of them.
         """
-        x = embed(features.cpu(), self._width)
         evidence = self.evidence(features)
-        plain = _nearest(x, self._means, self._sizes)
+        return Inferred(evidence.argmax(1), evidence.softmax(1), self.none(features, false_alarms))
+
+    def none(self, features: Tensor, false_alarms: float = FALSE_ALARMS) -> Tensor:
+        """Whether samples are unlike all tasks: bool (B,)."""
+        plain = _nearest(embed(features.cpu(), self.width), self._means, self._sizes)
         limits = torch.tensor([one.threshold(false_alarms) for one in self._tasks])
-        return Inferred(evidence.argmax(1), evidence.softmax(1), (plain > limits).all(1))
+        return (plain > limits).all(1)
 
     def evidence(self, features: Tensor) -> Tensor:
         """The logarithm of each task's probability, up to what is the same for all tasks: (B, T)."""
-        x = embed(features.cpu(), self._width)
-        return -_nearest(x @ self._whiten, self._whitened, self._sizes) / self._scale
+        return torch.stack([part.amax(1) for part in self._by_mean(features)], 1)
+
+    def by_class(self, features: Tensor) -> list[Tensor]:
+        """The logarithm of the probability of each class mean of each task: (B, C) for a task."""
+        every = torch.cat(self._by_mean(features), 1).log_softmax(1)
+        return list(every.split(self._sizes, 1))
+
+    def _by_mean(self, features: Tensor) -> tuple[Tensor, ...]:
+        x = embed(features.cpu(), self.width)
+        distances = torch.cdist(x @ self._whiten, self._whitened).square()
+        return (-distances / self._scale).split(self._sizes, 1)
 
 
 def _nearest(x: Tensor, means: Tensor, sizes: Sequence[int]) -> Tensor:
