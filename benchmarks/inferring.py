@@ -7,7 +7,7 @@ own head answers. "Maps" are those of the base's last convolution, which the rul
 into the classification layer, as FeCAM and RanPAC have them. FeCAM (Goswami et al., NeurIPS 2023): a covariance for
 each class, square roots of features, shrunk twice and normalised, as published. RanPAC (McDonnell et al., NeurIPS
 2023): random projections, ReLU, and ridge regression on all classes; the best of four penalties on the test samples is
-to be taken, which favours it.
+to be taken, which favours it. Tasks are described anew, by the version at hand.
 
 Prints the share of samples with the right task, and with the right task and class, in %; then how the probabilities of
 the rule fit: the expected calibration error, and the share of samples called unlike all tasks.
@@ -26,7 +26,7 @@ from torch import Tensor
 
 import rkr
 from rkr.core.features import base_features, base_maps
-from rkr.core.inferring import rule_of
+from rkr.core.inferring import KEY, rule_of
 from rkr.data import Batches
 from rkr.experiment.recipes import load_recipe
 from rkr.experiment.results import read_result
@@ -94,6 +94,12 @@ def main() -> None:
     def read(samples: object) -> list[tuple[Tensor, Tensor]]:
         return list(Batches(samples, 250, mean=stream.mean, std=stream.std).iter_from(0))  # type: ignore[arg-type]
 
+    for name in model.tasks:  # anew: a run keeps those of the version that trained it
+        model.tasks[name].about.pop(KEY)
+    model.about.pop(KEY, None)
+    for task in stream.tasks:
+        model.set_task(task.name)
+        model.describe_task(read(task.training.train))
     rule = rule_of(model)
     see: dict[str, Score] = {
         "features": partial(base_features, model),

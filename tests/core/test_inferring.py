@@ -256,6 +256,10 @@ def test_messages() -> None:
     model.describe_task([(x, y)])
     with pytest.raises(UsageError, match="false-alarm rate"):
         model.infer(x, 0.0)
+    model.tasks["a"].about["infer"] = describe(torch.randn(len(x), 500), y, CLASSES).to_json()
+    model.rule = None
+    with pytest.raises(UsageError, match="described by 500 values, and this network gives 128: select each task"):
+        model.infer(x)
     headless = rkr.rectify(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
     headless.add_task("a", train_base=False)
     with pytest.raises(UsageError, match="has no head"):

@@ -114,6 +114,11 @@ def infer(model: RectifiedModel, x: Tensor, false_alarms: float, candidates: int
     with _evaluating(model):
         rule = rule_of(model)
         features = base_maps(model, x, rule.width)
+        if max(features.shape[1], WIDTH) != rule.width:
+            raise UsageError(
+                f"tasks are described by {rule.width} values, and this network gives {features.shape[1]}: select each "
+                "task and call describe_task with its training samples again"
+            )
         none = rule.none(features, false_alarms)
         by_class = rule.by_class(features)  # of each task (B, C)
         evidence = torch.stack([own.logsumexp(1) for own in by_class], 1)  # (B, T)
