@@ -64,8 +64,8 @@ def fecam(features: Sequence[Tensor], labels: Sequence[Tensor]) -> Score:
     return score
 
 
-def ranpac(features: Sequence[Tensor], labels: Sequence[Tensor], width: int, penalty: float) -> Score:
-    """Ridge regression from randomly projected features to all classes."""
+def ranpac(features: Sequence[Tensor], labels: Sequence[Tensor], width: int) -> dict[float, Score]:
+    """Ridge regression from randomly projected features to all classes, for each penalty."""
     sizes = [int(y.max()) + 1 for y in labels]
     projection = torch.randn(features[0].shape[1], width, generator=torch.Generator().manual_seed(0))
     gram, targets, first = torch.zeros(width, width), torch.zeros(width, sum(sizes)), 0
@@ -74,8 +74,12 @@ def ranpac(features: Sequence[Tensor], labels: Sequence[Tensor], width: int, pen
         gram += hidden.T @ hidden
         targets[:, first : first + size] += hidden.T @ F.one_hot(y, size).float()
         first += size
-    weights = torch.linalg.solve(gram + penalty * torch.eye(width), targets)
-    return lambda x: by_task(F.relu(x @ projection) @ weights, sizes)
+
+    def with_penalty(penalty: float) -> Score:
+        weights = torch.linalg.solve(gram + penalty * torch.eye(width), targets)
+        return lambda x: by_task(F.relu(x @ projection) @ weights, sizes)
+
+    return {penalty: with_penalty(penalty) for penalty in (1e1, 1e2, 1e3, 1e4)}
 
 
 @torch.no_grad()
@@ -115,9 +119,8 @@ def main() -> None:
     rules: dict[str, tuple[str, Score]] = {"nearest class mean, maps": ("maps", rule.evidence)}
     for name, own in features.items():
         rules[f"FeCAM, {name}"] = name, fecam(own, labels)
-        for penalty in (1e1, 1e2, 1e3, 1e4):
-            title = f"RanPAC, {name}, {args.width} projections, penalty {penalty:g}"
-            rules[title] = name, ranpac(own, labels, args.width, penalty)
+        for penalty, score in ranpac(own, labels, args.width).items():
+            rules[f"RanPAC, {name}, {args.width} projections, penalty {penalty:g}"] = name, score
     names = ["most confident softmax", *rules, "model.infer"]
     hits = {name: [0, 0] for name in names}
     count, none, certainty, correct = 0, 0, [], []
