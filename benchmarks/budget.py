@@ -95,17 +95,26 @@ def measure(run: Path, into: Path, epochs: int, limit: int | None, data: str | N
 
 
 def draw(lines: Sequence[dict[str, Any]], path: Path) -> None:
-    """Means over the tasks that have all points."""
-    with drawing((5.0, 3.2)) as figure:
+    """Means over the tasks that have all points, with the standard error of a share of so many images."""
+    names = dict.fromkeys(line["task"] for line in lines)
+    whole = [name for name in names if sum(line["task"] == name for line in lines) == 2 * len(RANKS)]
+    lines = [line for line in lines if line["task"] in whole]
+    if not lines:
+        raise SystemExit("no task has all points")
+    with drawing((5.5, 3.4)) as figure:
         axes = figure.add_subplot()
-        for by_budget, label in ((False, "the same rank everywhere (rkr)"), (True, "ranks by budget (rkr-plus)")):
+        for by_budget, label in ((False, "the same rank everywhere"), (True, "ranks by budget")):
             points = []
             for rank in RANKS:
                 own = [line for line in lines if (line["rank"], line["by_budget"]) == (rank, by_budget)]
-                if own:
-                    points.append((own[0]["numbers"], sum(line["accuracy"] for line in own) / len(own)))
-            axes.plot(*zip(*sorted(points), strict=True), marker="o", label=label)
+                accuracy = sum(line["accuracy"] for line in own) / len(own)
+                deviation = (accuracy * (100 - accuracy) / sum(line["held_out"] for line in own)) ** 0.5
+                points.append((own[0]["numbers"], accuracy, deviation))
+            numbers, accuracies, deviations = zip(*sorted(points), strict=True)
+            axes.errorbar(numbers, accuracies, yerr=deviations, marker="o", capsize=3, label=label)
         axes.set_xscale("log")
+        axes.set_xticks(numbers, [f"{n:,}" for n in numbers], minor=False)
+        axes.set_xticks([], minor=True)
         axes.set_xlabel("numbers a task")
         axes.set_ylabel("accuracy on held-out images, %")
         axes.legend()
