@@ -231,7 +231,7 @@ def test_five_passes_for_many_tasks() -> None:
         model.add_task(f"t{number}", classes=CLASSES, train_base=False, init="random")
         means = torch.randn(CLASSES, 128, generator=torch.Generator().manual_seed(number)).abs()
         model.tasks[f"t{number}"].about["infer"] = describe(
-            means[y] + 0.1 * torch.rand(len(y), 128), y, CLASSES
+            means[y] + 0.1 * torch.rand(len(y), 128), y, CLASSES, width=inferring.WIDTH
         ).to_json()
     rows: list[int] = []
     handle = model.network[0].register_forward_hook(lambda module, args, output: rows.append(len(output)))
