@@ -24,8 +24,8 @@ from rkr.experiment.execution import Execution, Interrupted, byte_count
 from rkr.experiment.mirror import Changes, Mirror, contents, put
 from rkr.experiment.queue import Queue, read_queue
 from rkr.experiment.recipes.settings import ResourceSettings
-from rkr.experiment.remote import job_folder
 from rkr.importing import importable, own_modules
+from rkr.locks import own_folder
 from rkr.report.queue import queue_words
 
 # ---------------------------------------------------------------------------------------------------------
@@ -124,19 +124,16 @@ def test_modules_of_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     }
 
 
-def test_folders_of_killed_jobs_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_of_killed_jobs_are_removed(tmp_path: Path) -> None:
     """And those of jobs at work are not."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED], env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True
-    )
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, text=True)
     left = Path(killed.stdout.strip())
     assert killed.returncode == -9
     assert tree(left) == {"state": b"state"}
-    with job_folder() as first:
+    with own_folder(tmp_path, "job-") as first:
         assert first.is_dir()
         assert not left.exists()
-        with job_folder() as second:
+        with own_folder(tmp_path, "job-") as second:
             (second / "model").mkdir()
             assert first.is_dir()
         assert {path.name for path in tmp_path.iterdir()} == {first.name, f"{first.name}.lock"}
@@ -144,10 +141,10 @@ def test_folders_of_killed_jobs_are_removed(tmp_path: Path, monkeypatch: pytest.
 
 
 KILLED = """
-import os
-from rkr.experiment.remote import job_folder
+import os, pathlib, sys
+from rkr.locks import own_folder
 
-with job_folder() as folder:
+with own_folder(pathlib.Path(sys.argv[1]), "job-") as folder:
     (folder / "state").write_text("state")
     print(folder, flush=True)
     os.kill(os.getpid(), 9)

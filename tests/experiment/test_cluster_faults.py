@@ -26,7 +26,7 @@ pytest.importorskip("ray", reason="Ray is not installed")
 if not Path("/proc").exists():
     pytest.skip("no /proc to find processes in", allow_module_level=True)
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 METHODS = ("rkr", "finetune", "ewc", "lwf")
@@ -40,7 +40,7 @@ class Nodes:
     """A head that does no jobs, and two nodes that do one each."""
 
     def __init__(self, jobs_on_head: int = 0) -> None:
-        from ray.cluster_utils import Cluster
+        from helpers.clusters import Cluster
 
         self.cluster = Cluster(initialize_head=True, head_node_args={**self._args(jobs_on_head)})
         self.nodes = [self.cluster.add_node(**self._args(1)) for _ in range(2)]

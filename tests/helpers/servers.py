@@ -38,10 +38,12 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(folder: Path, *options: str, seconds: float = 120) -> Iterator[Served]:
-    """Start a server on any free port, and wait until it answers."""
+def served(folder: Path, *options: str, code: str = "", seconds: float = 300) -> Iterator[Served]:
+    """Start a server on any free port, after some Python code, and wait until it answers."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "rkr", "serve", str(folder), "--port", "0", "--threads", "1", "--json", *options]
+    start = f"{code}\nfrom rkr.cli import main; main()"
+    words = ["serve", str(folder), "--port", "0", "--threads", "1", "--json", *options]
+    command = [sys.executable, "-c", start, *words]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     lines: list[dict[str, Any]] = []
     urls: queue.Queue[str] = queue.Queue()
@@ -73,7 +75,7 @@ def served(folder: Path, *options: str, seconds: float = 120) -> Iterator[Served
         if process.poll() is None:
             process.terminate()
             try:
-                process.wait(20)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-def until(done: Callable[[], object], seconds: float = 30.0) -> None:
+def until(done: Callable[[], object], seconds: float = 120.0) -> None:
     """Wait for something."""
     end = time.monotonic() + seconds
     while not done():

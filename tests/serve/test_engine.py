@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from rkr.core.zoo import add_task_file, drop_task
 from rkr.pictures.predict import Prediction
 from rkr.pictures.zoo import Zoo, open_zoo
 from rkr.serve.compute import Computer
-from rkr.serve.engine import Batch, Engine
+from rkr.serve.engine import LOOK, Batch, Engine
 from rkr.serve.limits import Busy, Limits, NotFound, Refused
 
 Start = Callable[..., Engine]
@@ -139,11 +139,13 @@ def test_the_quicker_way_is_chosen(folder: Path) -> None:
 
 def test_answers_are_those_of_the_plain_model(folder: Path, start: Start) -> None:
     batches: list[Batch] = []
-    engine = start(watch=batches.append, limits={"wait": 5.0}, times={1: 0.1, 16: 0.16})
+    engine = start(watch=batches.append, limits={"wait": 60.0}, times={1: 0.1, 16: 0.16})
     x, names = squares(24), [list(CLASSES)[i % 3] for i in range(24)]
     futures = [engine.submit(square, name, top=2) for square, name in zip(x, names, strict=True)]
+    until(lambda: len(batches) == 1)
+    engine.hurry()  # the second batch does not fill
     for future, square, name in zip(futures, x, names, strict=True):
-        check(folder, future.result(30), square, name)
+        check(folder, future.result(60), square, name)
     until(lambda: len(batches) == 2)
     assert [b.pictures for b in batches] == [16, 8]
     assert [b.tasks for b in batches] == [3, 3]
@@ -151,9 +153,9 @@ def test_answers_are_those_of_the_plain_model(folder: Path, start: Start) -> Non
 
 def test_one_picture_at_a_time_has_always_the_same_bits(folder: Path, start: Start) -> None:
     engine = start(limits={"batch": 1})
-    alone = engine.submit(squares(1)[0], "birds", top=3).result(30)
+    alone = engine.submit(squares(1)[0], "birds", top=3).result(60)
     crowd = [engine.submit(square, task, top=3) for square in squares(8) for task in CLASSES]
-    assert crowd[0].result(30) == alone
+    assert crowd[0].result(60) == alone
     expected = open_zoo(folder, device="cpu").logits(squares(1), "birds").softmax(1)[0]
     assert sorted(alone.probabilities) == sorted(expected.tolist())
 
@@ -162,34 +164,40 @@ def test_inferred_tasks_are_those_of_the_rule(folder: Path, start: Start) -> Non
     engine, zoo = start(), open_zoo(folder, device="cpu")
     x = squares(6)
     found = zoo.rule()(zoo.features(x), 0.05)
-    answers = [future.result(30) for future in [engine.submit(square, "auto") for square in x]]
+    answers = [future.result(60) for future in [engine.submit(square, "auto") for square in x]]
     for row, one in enumerate(answers):
         expected = None if bool(found.none[row]) else zoo.rule().names[int(found.task[row])]
         assert one.task == expected
         assert one.task_probability == pytest.approx(float(found.probability[row].max()), abs=1e-5)
 
 
-def test_tasks_of_other_processes_come_within_a_second(folder: Path, start: Start, tmp_path: Path) -> None:
+def test_tasks_of_other_processes_come_by_themselves(folder: Path, start: Start, tmp_path: Path) -> None:
     engine, square = start(), squares(1)[0]
     add_task_file(folder, task_file(folder, "ships", tmp_path / "ships.safetensors"))
-    began = time.monotonic()
-    until(lambda: "ships" in engine.tasks, 5)
-    assert time.monotonic() - began < 1
-    check(folder, engine.submit(square, "ships").result(30), square, "ships")
+    until(lambda: "ships" in engine.tasks)
+    check(folder, engine.submit(square, "ships").result(60), square, "ships")
     drop_task(folder, "ships")
-    began = time.monotonic()
-    until(lambda: "ships" not in engine.tasks, 5)
-    assert time.monotonic() - began < 1
+    until(lambda: "ships" not in engine.tasks)
     with pytest.raises(NotFound, match="'ships'"):
-        engine.submit(square, "ships").result(30)
+        engine.submit(square, "ships").result(60)
+
+
+def test_the_folder_is_looked_at_all_the_time(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether pictures come one after the other or none does."""
+    assert LOOK <= 0.25  # of the second in which tasks are to come
+    engine, looks = start(times={1: 0.01}), Counter[str]()
+    monkeypatch.setattr(engine.zoo, "follow", lambda: looks.update(["one"]))
+    until(lambda: looks["one"] > 3)
+    looks.clear()
+    until(lambda: engine.submit(squares(1)[0], "birds").result(60) and looks["one"] > 3)
 
 
 def test_a_replaced_task_answers_anew(folder: Path, start: Start, tmp_path: Path) -> None:
     engine, square = start(), squares(1)[0]
-    before = engine.submit(square, "cars", top=2).result(30)
+    before = engine.submit(square, "cars", top=2).result(60)
     add_task_file(folder, task_file(folder, "new", tmp_path / "t", ("bus", "van"), seed=3), "cars", replace=True)
-    engine.refresh().result(10)
-    after = engine.submit(square, "cars", top=2).result(30)
+    engine.refresh().result(60)
+    after = engine.submit(square, "cars", top=2).result(60)
     assert after.probabilities != before.probabilities
     check(folder, after, square, "cars")
 
@@ -206,11 +214,11 @@ def test_a_damaged_task_is_named_and_hurts_no_other(folder: Path, tmp_path: Path
     assert [line["task"] for line in said if line["event"] == "damaged"] == ["cars"]
     x = squares(2)
     good, bad = engine.submit(x[0], "birds"), engine.submit(x[1], "cars")
-    check(folder, good.result(30), x[0], "birds")
+    check(folder, good.result(60), x[0], "birds")
     with pytest.raises(Refused, match="damaged") as caught:
-        bad.result(30)
+        bad.result(60)
     assert caught.value.status == 409
-    assert engine.submit(x[0], "auto").result(30).task in (None, "birds", "trees")
+    assert engine.submit(x[0], "auto").result(60).task in (None, "birds", "trees")
 
 
 def test_fingerprints_are_the_models_own(folder: Path, start: Start) -> None:
@@ -220,12 +228,13 @@ def test_fingerprints_are_the_models_own(folder: Path, start: Start) -> None:
 
 
 def test_one_bad_picture_of_a_batch_does_not_cost_the_others_their_answers(folder: Path, start: Start) -> None:
-    engine = start(limits={"wait": 0.2}, times={1: 0.1, 4: 0.16})
+    engine = start(limits={"wait": 60.0}, times={1: 0.1, 4: 0.16})
     x = squares(3)
     wrong = torch.zeros(1, 36, 36, dtype=torch.uint8)
     futures = [engine.submit(x[0], "birds"), engine.submit(wrong, "cars"), engine.submit(x[2], "trees")]
-    check(folder, futures[0].result(30), x[0], "birds")
-    check(folder, futures[2].result(30), x[2], "trees")
+    engine.hurry()
+    check(folder, futures[0].result(60), x[0], "birds")
+    check(folder, futures[2].result(60), x[2], "trees")
     assert futures[1].exception(30) is not None
 
 
@@ -242,21 +251,20 @@ def test_beyond_the_bound_it_is_busy(start: Start) -> None:
 
 def test_nobody_waits_for_cancelled_pictures(folder: Path, start: Start) -> None:
     batches: list[Batch] = []
-    engine = start(watch=batches.append, limits={"wait": 1.0}, times={1: 0.1, 8: 0.16})
+    engine = start(watch=batches.append, limits={"wait": 60.0}, times={1: 0.1, 8: 0.16})
     futures = [engine.submit(square, "birds") for square in squares(4)]
     assert all(future.cancel() for future in futures[1:])
-    futures[0].result(30)
+    engine.hurry()
+    futures[0].result(60)
     until(lambda: batches)
     assert [b.pictures for b in batches] == [1]
 
 
 def test_what_was_accepted_is_answered_before_the_end(folder: Path, start: Start) -> None:
-    engine = start(limits={"wait": 5.0}, times={1: 0.1, 32: 0.16})
+    engine = start(limits={"wait": 1000.0}, times={1: 0.1, 32: 0.16})
     x = squares(6)
     futures = [engine.submit(square, "birds") for square in x]
-    began = time.monotonic()
-    engine.close()
-    assert time.monotonic() - began < 4  # it does not wait for a fuller batch
+    engine.close(120)  # it does not wait for a fuller batch
     for future, square in zip(futures, x, strict=True):
         check(folder, future.result(0), square, "birds")
     with pytest.raises(Busy, match="shutting down"):
@@ -265,7 +273,7 @@ def test_what_was_accepted_is_answered_before_the_end(folder: Path, start: Start
 
 def test_a_folder_with_another_base_is_told_and_the_old_one_serves_on(folder: Path, start: Start) -> None:
     engine, x = start(), squares(1)
-    before = engine.submit(x[0], "birds").result(30)
+    before = engine.submit(x[0], "birds").result(60)
     zoo: Zoo = make_zoo(folder.parent / "other")
     with torch.no_grad():
         next(zoo.model.network.parameters()).add_(1)
@@ -275,4 +283,4 @@ def test_a_folder_with_another_base_is_told_and_the_old_one_serves_on(folder: Pa
     os.replace(folder.parent / "third" / "zoo.json", folder / "zoo.json")
     until(lambda: engine.trouble)
     assert "another base" in engine.trouble
-    assert engine.submit(x[0], "birds").result(30) == before
+    assert engine.submit(x[0], "birds").result(60) == before

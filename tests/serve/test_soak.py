@@ -23,6 +23,8 @@ from rkr.pictures.zoo import open_zoo
 from rkr.serve.client import ServerError
 
 SECONDS = float(os.environ.get("RKR_SOAK_SECONDS", "60"))
+LEAST = {"200": 300, "404": 1, "changes": 30, "learned": 1}  # that must have happened, however slow the machine is
+PATIENCE = 900.0  # seconds
 CHANGING = [f"guest-{n}" for n in range(6)]
 
 
@@ -45,7 +47,7 @@ def resident(pid: int) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(SECONDS + 300)
+@pytest.mark.timeout(SECONDS + PATIENCE + 600)
 def test_no_answer_is_wrong_while_tasks_come_and_go(tmp_path: Path) -> None:
     folder = tmp_path / "zoo"
     make_zoo(folder)
@@ -107,21 +109,19 @@ def test_no_answer_is_wrong_while_tasks_come_and_go(tmp_path: Path) -> None:
             thread.start()
         memory = []
         end = time.monotonic() + SECONDS
-        while time.monotonic() < end:
+        while time.monotonic() < end or any(counts[what] < least for what, least in LEAST.items()):
+            assert time.monotonic() < end + PATIENCE, dict(counts)
             time.sleep(SECONDS / 60)
             memory.append(resident(server.process.pid))
         over.set()
         for thread in threads:
-            thread.join(120)
+            thread.join(300)
             assert not thread.is_alive()
         last = server.client().tasks()
         errors = [line for line in server.lines if line["event"] in ("error", "other", "trouble")]
-    print(dict(counts), f"memory in MB: {memory[10]:.1f} after a sixth, {memory[-1]:.1f} at the end, {max(memory):.1f}")
+    early = memory[len(memory) // 6]
+    print(dict(counts), f"memory in MB: {early:.1f} after a sixth, {memory[-1]:.1f} at the end, {max(memory):.1f}")
     assert wrong == []
     assert errors == []
-    assert counts["200"] > 5 * SECONDS
-    assert counts["404"] > 0
-    assert counts["changes"] > SECONDS / 2
-    assert counts["learned"] > 0
     assert set(CLASSES) <= {task["name"] for task in last}
-    assert memory[-1] < 1.1 * memory[10] + 10
+    assert memory[-1] < 1.1 * early + 10

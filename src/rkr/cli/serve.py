@@ -80,8 +80,9 @@ def serve(
         raise UsageError(f"--host {host} can be reached by others: give --token-file FILE, or say --insecure")
     if not 0 <= port < 1 << 16:
         raise UsageError(f"--port must be 0 to 65535, not {port}")
-    if replicas < 1:
-        raise UsageError(f"--replicas must be at least 1, not {replicas}")
+    for option, value, least in (("replicas", replicas, 1), ("threads", threads, 1), ("cache", cache, 0)):
+        if value is not None and value < least:
+            raise UsageError(f"--{option} must be at least {least}, not {value}")
     if replicas > 1 and cluster is None:
         raise UsageError("--replicas goes with --cluster")
     from rkr.serve.guard import Access
@@ -102,7 +103,8 @@ def serve(
     from rkr.serve.run import run
     from rkr.serve.server import Server
 
-    zoo = open_zoo(model, device=device)
+    _check_device(device)
+    zoo = open_zoo(model.absolute(), device=device)
     _check_free(host, port)
     run(Server(zoo, limits, access, threads=threads, cache=cache * MB, tell=log), host, port)
 
@@ -117,6 +119,15 @@ def _check_extra(modules: tuple[str, ...], extra: str) -> None:
             there = False
         if not there:
             raise UsageError(f"rkr serve needs {name.partition('.')[0]}: pip install 'rkr[{extra}]'")
+
+
+def _check_device(device: str | None) -> None:
+    import torch
+
+    try:
+        torch.empty(1, device=device).cpu()
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"--device {device} cannot be used: {str(error).splitlines()[0]}") from None
 
 
 def _token(path: Path | None) -> str | None:

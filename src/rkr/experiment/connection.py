@@ -57,6 +57,10 @@ class Needs:
         return ", ".join(parts)
 
 
+class NoCluster(UsageError):
+    """There is none at an address."""
+
+
 def ray_module() -> Any:
     """Ray. It is not typed."""
     import ray
@@ -112,8 +116,8 @@ class Connection:
             self.ray.shutdown()
 
 
-def connect(address: str, needs: Needs, accelerator: str = "auto") -> Connection:
-    """Connect to a cluster, or start one of this machine for "local".
+def connect(address: str, needs: Needs, accelerator: str = "auto", logs: bool = False) -> Connection:
+    """Connect to a cluster, or start one of this machine for "local". With `logs` its processes' lines are printed.
 
     Raises UsageError if there is none, if it has other versions, or if no node can do such jobs.
     """
@@ -132,7 +136,7 @@ def connect(address: str, needs: Needs, accelerator: str = "auto") -> Connection
         )
     started = not ray.is_initialized()
     if started:
-        _init(ray, address)
+        _init(ray, address, logs)
     try:
         head = _head(ray, address)
         connection = Connection(address, head, owner=started)
@@ -151,8 +155,8 @@ def _has_token() -> bool:
     return given or Path("~/.ray/auth_token").expanduser().exists()
 
 
-def _init(ray: Any, address: str) -> None:
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "namespace": "rkr"}
+def _init(ray: Any, address: str, logs: bool) -> None:
+    quiet: dict[str, Any] = {"log_to_driver": logs, "logging_level": "ERROR", "namespace": "rkr"}
     logging.getLogger("ray").setLevel(logging.ERROR)
     os.environ.setdefault("RAY_USAGE_STATS_PROMPT_ENABLED", "0")
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # they are handled; it would print those of killed jobs
@@ -175,7 +179,7 @@ def _init(ray: Any, address: str) -> None:
         hint = (
             "" if "Could not find" in str(error) else " (if it is there: is its token known here, and is it the same?)"
         )
-        raise UsageError(f"--cluster: no Ray cluster was found {where}: {_first(error)}{hint}") from None
+        raise NoCluster(f"--cluster: no Ray cluster was found {where}: {_first(error)}{hint}") from None
     except Exception as error:  # Ray has no common error class
         raise UsageError(f"--cluster {address}: {_first(error)}") from None
 

@@ -19,13 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from rkr.atomic import write_atomic
-from rkr.errors import FileError, RkrError
+from rkr.errors import FileError
 from rkr.experiment.events import Event, Progress, Started, TaskEnd
 from rkr.experiment.execution import Interrupted
 from rkr.experiment.folder import RunFolder
+from rkr.locks import is_locked
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -182,19 +183,6 @@ def _state(folder: Path) -> str:
 
 def _at_work(path: Path) -> bool:
     return is_locked(path.with_suffix(".lock"))
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a process holds a lock."""
-    if not path.exists():
-        return False
-    try:
-        with FileLock(path, timeout=0):
-            return False
-    except Timeout:
-        return True
-    except (OSError, RkrError):
-        return False
 
 
 def _below(folder: Path, out: Path) -> str:

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
-import shutil
 import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from rkr.atomic import write_atomic
 from rkr.errors import RkrError
@@ -29,6 +27,7 @@ from rkr.experiment.executors import Executor, error_json
 from rkr.experiment.jobs import Job, Site, perform
 from rkr.experiment.mirror import Changes, Mirror, put
 from rkr.importing import importable
+from rkr.locks import own_folder
 
 FOLDER = "rkr-job-"
 EVENT_SECONDS = 1.0  # between two events of progress
@@ -94,7 +93,7 @@ def serve(parcel: Parcel, mailbox: Any, crew: Callable[[int, int], AbstractConte
     data = _taken_data(parcel.data)
     if parcel.must_have and (lacks := lacking(job, data)):
         return {"lacks": lacks}
-    with job_folder() as root:
+    with own_folder(Path(tempfile.gettempdir()), FOLDER) as root:
         return _done(job, parcel, root, data, mailbox, crew)
 
 
@@ -140,30 +139,6 @@ def _done(
         return answer
     finally:
         over.set()
-
-
-@contextmanager
-def job_folder() -> Iterator[Path]:
-    """A folder for a job, locked as long as its process lives; those of processes that were killed are removed."""
-    place = Path(tempfile.gettempdir())
-    for lock in place.glob(f"{FOLDER}*.lock"):
-        with suppress(OSError, Timeout):
-            if lock.stat().st_uid == os.getuid():
-                with FileLock(lock, timeout=0):
-                    _remove(lock)
-    root = place / f"{FOLDER}{secrets.token_hex(8)}"
-    lock = root.with_suffix(".lock")
-    with FileLock(lock):  # before there is a folder that others could remove
-        root.mkdir(mode=0o700)
-        try:
-            yield root
-        finally:
-            _remove(lock)
-
-
-def _remove(lock: Path) -> None:
-    shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
-    lock.unlink(missing_ok=True)
 
 
 def _teller(name: str, mailbox: Any) -> Callable[[Event], None]:

@@ -31,12 +31,13 @@ from rkr.experiment.executors import Executor, completed, make_executor
 from rkr.experiment.folder import RunFolder
 from rkr.experiment.jobs import Job, run_job
 from rkr.experiment.plan import Plan
-from rkr.experiment.queue import Queue, is_locked
+from rkr.experiment.queue import Queue
 from rkr.experiment.results import read_result
 from rkr.experiment.runner import check_methods, check_torchrun
 from rkr.experiment.samples import derived
 from rkr.experiment.signals import signals
 from rkr.experiment.tune import Tuning, point_label, with_point
+from rkr.locks import is_locked
 from rkr.methods.ranges import Linear, Log, whole
 
 Sampler = Literal["grid", "random", "tpe"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +11,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException
 
 from rkr.errors import UsageError
 from rkr.serve import schema
@@ -153,7 +151,7 @@ def _changing(app: FastAPI, server: Server) -> None:
         if name in server.engine.tasks:
             raise Refused(409, f"there is a task {name!r} already: choose another name, or drop it first")
         server.learning.check(name)
-        work = Path(await server.work(lambda: tempfile.mkdtemp(prefix="rkr-")))
+        work = await server.work(server.learning.work)
         try:
             await _received(request, work / "upload.zip")
             job = await server.work(lambda: server.learning.add(name, work / "upload.zip", work))
@@ -201,7 +199,7 @@ def _changing(app: FastAPI, server: Server) -> None:
         """From a task file, as model folders and `save_task` have it. It is served when the answer comes."""
         server.changing()
         _named(name)
-        work = Path(await server.work(lambda: tempfile.mkdtemp(prefix="rkr-")))
+        work = await server.work(server.learning.work)
         try:
             file = work / "task.safetensors"
             await _received(request, file)
@@ -311,8 +309,9 @@ async def _asked(request: Request, limits: Limits) -> tuple[list[tuple[str, byte
             return await _form(request, limits)
     except ValidationError as error:
         raise Refused(422, _said(error.errors())) from error
-    except MultiPartException as error:
-        raise Refused(400, f"the form cannot be read: {error.message}") from error
+    except HTTPException as error:  # of the form
+        status = 413 if error.detail.startswith("Too many") else error.status_code
+        raise Refused(status, f"the form cannot be read: {error.detail}") from error
     raise Refused(415, "send pictures as multipart/form-data, or as application/json with base64")
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rkr.errors import UsageError
+from rkr.experiment.connection import Connection, Needs, NoCluster, connect
 from rkr.importing import search_path
 from rkr.serve.guard import Access
 from rkr.serve.limits import Limits
@@ -45,14 +46,13 @@ class Settings:
     json: bool = False
 
 
-def application(settings: Settings, replicas: int, cpus: float = 1.0, gpus: float = 0.0) -> Any:
+def application(settings: Settings, replicas: int, needs: Needs) -> Any:
     """The application for `ray.serve.run`.
 
     Args:
         settings: For each replica.
         replicas: How many.
-        cpus: That each replica takes.
-        gpus: That each replica takes.
+        needs: What each replica takes.
     """
     from ray import serve
 
@@ -81,10 +81,11 @@ def application(settings: Settings, replicas: int, cpus: float = 1.0, gpus: floa
         def check_health(self) -> None:
             """Ray replaces a replica that does not answer."""
 
+    environment = {"env_vars": {"PYTHONPATH": search_path()}}
     options: dict[str, Any] = {
         "name": "Replica",
         "num_replicas": replicas,
-        "ray_actor_options": {"num_cpus": cpus, "num_gpus": gpus},
+        "ray_actor_options": {**needs.options(), "runtime_env": environment},
         "max_ongoing_requests": 4 * settings.limits.queue,  # the engine's own bound answers 503
         "health_check_period_s": 1,
         "health_check_timeout_s": 10,
@@ -94,16 +95,8 @@ def application(settings: Settings, replicas: int, cpus: float = 1.0, gpus: floa
 
 
 def start(
-    settings: Settings,
-    address: str,
-    replicas: int,
-    host: str,
-    port: int,
-    *,
-    cpus: float = 1.0,
-    gpus: float = 0.0,
-    proxies: str = "EveryNode",
-) -> None:
+    settings: Settings, address: str, replicas: int, host: str, port: int, *, proxies: str = "EveryNode"
+) -> Connection:
     """Join a cluster, or make one of this machine, and serve there.
 
     Args:
@@ -112,42 +105,41 @@ def start(
         replicas: How many.
         host: Where the proxies listen.
         port: Where the proxies listen.
-        cpus: That each replica takes.
-        gpus: That each replica takes.
         proxies: Which machines listen: EveryNode or HeadOnly.
     """
-    import ray
-    from ray import serve
+    import torch
 
     if not settings.folder.is_dir():
         raise UsageError(f"{settings.folder} is not there; it must lie at the same place on every machine")
-    environment = {"env_vars": {"PYTHONPATH": search_path()}}
-    if not ray.is_initialized():
-        try:
-            ray.init(address, runtime_env=environment)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            if address != "auto":
-                raise UsageError(f"--cluster {address}: no Ray cluster answers there ({_line(error)})") from error
-            ray.init("local", runtime_env=environment, include_dashboard=False)
+    needs = Needs(settings.threads or 1, float(torch.cuda.is_available()))
+    try:
+        connection = connect(address, needs, logs=True)
+    except NoCluster:
+        if address != "auto":
+            raise
+        connection = connect("local", needs, logs=True)
+    room = connection.room(needs)
+    if room < replicas:
+        connection.close()
+        raise UsageError(f"--replicas {replicas}: the cluster has room for {room} ({needs} each)")
+    from ray import serve
+
     serve.start(proxy_location=proxies, http_options={"host": host, "port": port})
-    serve.run(application(settings, replicas, cpus, gpus), name=NAME, route_prefix="/")
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
+    serve.run(application(settings, replicas, needs), name=NAME, route_prefix="/")
+    return connection
 
 
 def run_cluster(
     settings: Settings, address: str, replicas: int, host: str, port: int, tell: Callable[..., None]
 ) -> None:
     """Serve on a cluster until a signal comes."""
-    import torch
-    from ray import serve
-
-    start(settings, address, replicas, host, port, cpus=settings.threads or 1, gpus=float(torch.cuda.is_available()))
+    connection = start(settings, address, replicas, host, port)
     tell("listening", url=f"http://{host}:{port}", replicas=replicas)
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
     stopped.wait()
+    from ray import serve
+
     serve.shutdown()
+    connection.close()

@@ -37,6 +37,8 @@ def decoded(data: bytes, preparation: Preparation, pixels: int, name: str) -> Te
     except FileError as error:
         why = str(error).removeprefix("the image: ")
         raise Refused(422, f"{name}: {why}") from error
+    except Image.DecompressionBombError as error:
+        raise Refused(422, f"{name} has more than {pixels:,} pixels") from error
     except Exception as error:  # damaged files raise many kinds of errors
         raise Refused(422, f"{name}: not a picture that can be read ({', '.join(FORMATS)})") from error
     raise Refused(422, f"{name}: {size[0]} x {size[1]} pixels are more than {pixels:,}")
@@ -117,6 +119,8 @@ def _check_classes(pictures: list[tuple[zipfile.ZipInfo, tuple[str, ...]]], root
 
 
 def _write(file: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path, left: int, limit: int) -> int:
+    if path.exists():
+        raise Refused(422, f"the zip file has {entry.filename[:80]!r} twice")
     path.parent.mkdir(parents=True, exist_ok=True)
     written = 0
     with file.open(entry) as source, open(path, "xb") as out:

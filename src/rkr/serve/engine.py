@@ -86,7 +86,7 @@ class Engine:
         self._changed = threading.Condition()
         self._accepted = 0
         self._pace = 0.0  # seconds a picture, of the last batches
-        self._stopping = self._ready = False
+        self._stopping = self._hurried = self._ready = False
         self._looked = 0.0
         self._trouble = ""
         self._thread = threading.Thread(target=self._run, name="rkr-compute", daemon=True)
@@ -98,8 +98,15 @@ class Engine:
         self._thread.start()
         return self
 
+    def hurry(self) -> None:
+        """Let no picture wait for others any more."""
+        with self._changed:
+            self._hurried = True
+            self._changed.notify()
+
     def close(self, seconds: float = 5.0) -> None:
         """Answer what was accepted, then end. What is left after some seconds is not answered."""
+        self.hurry()
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -254,7 +261,7 @@ class Engine:
             if not self._waiting:
                 return []
             end = self._waiting[0].arrived + self.limits.wait
-            while len(self._waiting) < size and not self._stopping and size > 1:
+            while len(self._waiting) < size and not self._hurried:
                 left = end - time.monotonic()
                 if left <= 0:
                     break

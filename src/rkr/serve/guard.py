@@ -7,6 +7,7 @@ import hmac
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -78,6 +79,8 @@ class Guard:
             nonlocal status, begun
             if message["type"] == "http.response.start":
                 status, begun = message["status"], True
+                if status >= 400:
+                    await body.discard()
                 there = {name.lower() for name, _ in message["headers"]}
                 more = [(k.encode(), v.encode()) for k, v in HEADERS.items() if k.encode() not in there]
                 message = {**message, "headers": [*message["headers"], *more]}
@@ -144,6 +147,7 @@ class _Body:
         self._end = time.monotonic() + limits.upload_timeout * max(1.0, self._limit / limits.body)
         self._got = self.counted = 0
         self._complete = False
+        self._asks = any(name == b"expect" for name, _ in scope["headers"])  # before it sends the body
 
     def announce(self, nbytes: int) -> None:
         """The size that the request states."""
@@ -159,17 +163,28 @@ class _Body:
         """The next message."""
         if self._complete:
             return await self._receive()
-        try:
-            message: dict[str, Any] = await asyncio.wait_for(self._receive(), max(0.0, self._end - time.monotonic()))
-        except asyncio.TimeoutError:
-            raise Refused(408, "the request did not arrive in time") from None
+        message = await self._next()
         if message["type"] == "http.request":
             self._got += len(message.get("body", b""))
             self._check(self._got)
             if self._got > self.counted:
                 self._guard.take(self._got - self.counted)
                 self.counted = self._got
-            self._complete = not message.get("more_body", False)
+        return message
+
+    async def discard(self) -> None:
+        """Take what of a refused request still comes, up to twice what is allowed: else its sender sees no answer."""
+        left = 2 * self._limit - self._got
+        with suppress(Refused):
+            while not (self._complete or self._asks) and left > 0:
+                left -= len((await self._next()).get("body", b""))
+
+    async def _next(self) -> dict[str, Any]:
+        try:
+            message: dict[str, Any] = await asyncio.wait_for(self._receive(), max(0.0, self._end - time.monotonic()))
+        except asyncio.TimeoutError:
+            raise Refused(408, "the request did not arrive in time") from None
+        self._complete = not message.get("more_body", False)
         return message
 
 

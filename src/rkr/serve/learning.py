@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
@@ -24,12 +25,13 @@ from rkr.atomic import write_atomic
 from rkr.core.zoo import read_about
 from rkr.errors import FileError, RkrError
 from rkr.importing import search_path
+from rkr.locks import is_locked, lock_of, own_folder
 from rkr.pictures.learn import prepare
 from rkr.pictures.zoo import lesson_folder
 from rkr.serve.decode import remove, unpack
-from rkr.serve.limits import Busy, Limits, NotFound, Refused
+from rkr.serve.limits import Busy, Limits, NotFound, Refused, without
 
-JOBS = ".serving"  # folder within a zoo with a file for each job
+JOBS = ".serving"  # folder within a zoo with a file for each job, and a folder of each server that is at work
 KEPT = 100  # jobs that are told of after they have ended
 GRACE = 3.0  # seconds that a process has to stop
 State = Literal["waiting", "learning", "learned", "failed", "cancelled"]
@@ -95,10 +97,18 @@ class Learning:
         self._running: tuple[Job, subprocess.Popen[str] | None] | None = None
         self._changed = threading.Condition()
         self._stopping = False
+        self._folders, self._own = contextlib.ExitStack(), Path()  # empty: there is none yet
         self._thread = threading.Thread(target=self._run, name="rkr-learning", daemon=True)
         self._thread.start()
 
     # -- from other threads -------------------------------------------------------------------------------
+
+    def work(self) -> Path:
+        """A new folder for what comes with a request. If this process is killed, the next one removes it."""
+        with self._changed:
+            if not self._own.name:
+                self._own = self._folders.enter_context(own_folder(self._folder / JOBS))
+            return Path(tempfile.mkdtemp(dir=self._own))
 
     def check(self, task: str) -> None:
         """Raise Refused if a task of this name cannot be learned now."""
@@ -120,11 +130,11 @@ class Learning:
             upload.unlink()
             prepare(source, self._folder, task, None, None, None, {})
         except FileError as error:
-            raise Refused(422, _without(str(error), work)) from error
+            raise Refused(422, without(str(error), work, "the zip file")) from error
         except RkrError as error:
             if isinstance(error, Refused):
                 raise
-            raise Refused(409 if "already" in str(error) else 422, _without(str(error), work)) from error
+            raise Refused(409 if "already" in str(error) else 422, without(str(error), work, "the zip file")) from error
         job = Job(task, started=time.time())
         with self._changed:
             self.check(task)
@@ -178,6 +188,7 @@ class Learning:
             running[0].state = "cancelled"
             running[1].terminate()
         self._thread.join(GRACE + 0.5)
+        self._folders.close()
 
     # -- the thread ---------------------------------------------------------------------------------------
 
@@ -244,7 +255,7 @@ class Learning:
             self._learned()
         else:
             last = next((line for line in reversed(said) if line.strip()), f"it ended with {process.returncode}")
-            job.state, job.error = "failed", _without(last.strip().removeprefix("rkr: "), source)
+            job.state, job.error = "failed", without(last.strip().removeprefix("rkr: "), source, "the zip file")
 
     def _end(self, job: Job, state: State, work: Path) -> None:
         job.state, job.doing, job.seconds_left = state, "", None
@@ -259,7 +270,8 @@ class Learning:
 
     def _note(self, job: Job) -> None:
         with contextlib.suppress(FileError):  # it is only told less
-            write_atomic(self._path(job.task), json.dumps(job.to_json()).encode(), durable=False)
+            values = {"server": self._own.name, **job.to_json()}
+            write_atomic(self._path(job.task), json.dumps(values).encode(), durable=False)
             ended = sorted((j for j in self._known() if j.over), key=lambda j: j.started)
             for old in ended[:-KEPT]:
                 self._path(old.task).unlink(missing_ok=True)
@@ -274,9 +286,14 @@ class Learning:
 
 def _read(path: Path) -> Job | None:
     try:
-        return Job(**json.loads(path.read_text("utf-8")))
-    except (OSError, ValueError, TypeError):
+        values = json.loads(path.read_text("utf-8"))
+        server = path.with_name(values.pop("server", "none"))
+        job = Job(**values)
+    except (OSError, ValueError, TypeError, AttributeError):
         return None
+    if not (job.over or is_locked(lock_of(server))):
+        job.state, job.doing, job.error = "failed", "", "the server that learned it was ended"
+    return job
 
 
 def _take(job: Job, event: dict[str, Any]) -> None:
@@ -289,8 +306,3 @@ def _take(job: Job, event: dict[str, Any]) -> None:
         job.doing = f"epoch {event['epoch'] + 1} of {event['epochs']}"
     elif kind == "epoch" or kind == "learned":
         job.accuracy = event["accuracy"]
-
-
-def _without(message: str, folder: Path) -> str:
-    """A message without a path of this machine."""
-    return " ".join(message.replace(f"{folder}{os.sep}", "").replace(str(folder), "the zip file").split())

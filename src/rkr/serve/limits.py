@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 from rkr.errors import RkrError, UsageError
 
@@ -84,3 +86,8 @@ class Busy(Refused):
 
     def __init__(self, message: str, after: float) -> None:
         super().__init__(503, message, max(1, math.ceil(after)))
+
+
+def without(message: str, path: Path, name: str) -> str:
+    """A message that does not tell where something lies on this machine."""
+    return " ".join(message.replace(f"{path}{os.sep}", "").replace(str(path), name).split())

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from rkr.serve.app import build_app
 from rkr.serve.server import Server
 
 SHUTDOWN = 5  # seconds in which what was accepted is answered, before the engine ends
+IDLE = 30  # seconds in which a connection must bring the head of a request
 
 
 def run(server: Server, host: str, port: int) -> None:
@@ -19,7 +22,9 @@ def run(server: Server, host: str, port: int) -> None:
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # such pictures are refused
 
     class Listening(uvicorn.Server):
-        """Says where it listens."""
+        """Says where it listens, and closes connections that ask for nothing, or too slowly."""
+
+        idle: Mapping[tuple[Any, Any], float] = {}  # since when, by connection and its last request
 
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
@@ -27,6 +32,20 @@ def run(server: Server, host: str, port: int) -> None:
                 for socket in one.sockets:
                     name, number = socket.getsockname()[:2]
                     server.tell("listening", url=f"http://{f'[{name}]' if ':' in name else name}:{number}")
+
+        async def on_tick(self, counter: int) -> bool:
+            now = time.monotonic()
+            connections: Any = self.server_state.connections
+            found = [(one, one.cycle) for one in connections if one.cycle is None or one.cycle.response_complete]
+            self.idle = {key: self.idle.get(key, now) for key in found}
+            for (connection, _), since in self.idle.items():
+                if now - since > IDLE:
+                    connection.transport.close()
+            return await super().on_tick(counter)
+
+        async def shutdown(self, sockets: Any = None) -> None:
+            server.engine.hurry()
+            await super().shutdown(sockets)
 
     config = uvicorn.Config(
         build_app(server),
@@ -37,7 +56,8 @@ def run(server: Server, host: str, port: int) -> None:
         server_header=False,
         lifespan="on",
         timeout_graceful_shutdown=SHUTDOWN,
-        timeout_keep_alive=30,
+        timeout_keep_alive=IDLE,
         backlog=1024,
+        ws="none",
     )
     Listening(config).run()

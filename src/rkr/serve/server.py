@@ -21,7 +21,7 @@ from rkr.serve.decode import decoded
 from rkr.serve.engine import Engine
 from rkr.serve.guard import Access
 from rkr.serve.learning import Learning
-from rkr.serve.limits import Busy, Limits, NotFound, Refused
+from rkr.serve.limits import Busy, Limits, NotFound, Refused, without
 from rkr.serve.metrics import Metrics
 
 T = TypeVar("T")
@@ -104,8 +104,9 @@ class Server:
     ) -> list[Prediction]:
         """The answers for pictures, unless the client goes away first."""
         task = self.engine.check(asked.task)
-        if len(pictures) > self.limits.pictures:
-            raise Refused(413, f"the request has {len(pictures)} pictures, {self.limits.pictures} is the limit")
+        most = min(self.limits.pictures, self.limits.queue)
+        if len(pictures) > most:
+            raise Refused(413, f"the request has {len(pictures)} pictures, {most} is the limit")
         self.engine.accept(len(pictures))
         watcher = asyncio.ensure_future(gone())
         answers = asyncio.ensure_future(self._answers(pictures, task, asked))
@@ -156,12 +157,12 @@ class Server:
             if (stated.classes or 0) > self.limits.classes:
                 raise FileError(f"the task has {stated.classes:,} classes, {self.limits.classes:,} is the limit")
             load_task(model, file, name, stated.base, model.tasks.cast)
+        except RkrError as error:
+            raise Refused(422, without(without(str(error), file, "the file"), folder, "the server")) from error
+        try:
             add_task_file(folder, file, name, replace)
-        except UsageError as error:
-            status = 409 if "already" in str(error) else 422
-            raise Refused(status, self._without(error, file)) from error
-        except FileError as error:
-            raise Refused(422, self._without(error, file)) from error
+        except RkrError as error:  # of the folder
+            raise Refused(409, without(str(error), folder, "the server")) from error
 
     def drop(self, name: str) -> None:
         """Drop a task from the folder."""
@@ -169,10 +170,8 @@ class Server:
             drop_task(self.zoo.folder, name)
         except UsageError:
             raise NotFound(f"there is no task {name!r}") from None
-
-    def _without(self, error: RkrError, file: Path) -> str:
-        """A message without paths of this machine."""
-        return str(error).replace(str(file), "the file").replace(str(self.zoo.folder), "the server")
+        except FileError as error:
+            raise Refused(409, without(str(error), self.zoo.folder, "the server")) from error
 
 
 def check_new_name(name: str) -> None:
@@ -180,3 +179,5 @@ def check_new_name(name: str) -> None:
     check_task_name(name)
     if len(name) > LONGEST_NAME:
         raise UsageError(f"a task's name may have {LONGEST_NAME} characters, not {len(name)}")
+    if name.endswith("/learn"):
+        raise UsageError(f"a task's name must not end with '/learn', as its address does while it is learned: {name!r}")
