@@ -44,7 +44,7 @@ class Process:
             self._code = self.server.ask({"poll": self.pid})
         return self._code
 
-    def wait(self, seconds: float = 240) -> int:
+    def wait(self, seconds: float = 600) -> int:
         end = time.monotonic() + seconds
         while self.poll() is None:
             if time.monotonic() > end:
@@ -54,7 +54,7 @@ class Process:
         assert self._code is not None
         return self._code
 
-    def until(self, ready: Callable[[], object], seconds: float = 240) -> None:
+    def until(self, ready: Callable[[], object], seconds: float = 600) -> None:
         """Wait for something, or for the process's end."""
         end = time.monotonic() + seconds
         while not ready() and self.poll() is None:

@@ -611,7 +611,7 @@ def alive(pid: int) -> bool:
 
 
 def gone(pids: list[int]) -> bool:
-    end = time.monotonic() + 120
+    end = time.monotonic() + 300
     while any(map(alive, pids)) and time.monotonic() < end:
         time.sleep(0.02)
     return not any(map(alive, pids))
@@ -631,8 +631,9 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 @pytest.mark.parametrize("number", [signal.SIGINT, *slow(signal.SIGKILL)])
 def test_an_end_while_others_are_at_work(server: Server, tmp_path: Path, long: dict[str, bytes], number: int) -> None:
     """Ctrl-C reaches them and they save; after kill -9 of the run they end by themselves."""
-    pause = {"TRIALS_PAUSE": "0.5"}  # after each epoch: 30 s of the first are left when the second begins
-    process = server.start("candidates", pause, folder=str(tmp_path), **LONG, save_minutes=FOREVER)
+    (tmp_path / "together").mkdir()
+    pace = {"TRIALS_TOGETHER": str(tmp_path / "together")}  # 30 s are left of both when the second begins
+    process = server.start("candidates", pace, folder=str(tmp_path / "run"), **LONG, save_minutes=FOREVER)
     process.until(lambda: len({e["candidate"][0] for e in process.events("epoch")}) == 2)
     others = children(process)
     assert len(others) == 2
@@ -640,16 +641,16 @@ def test_an_end_while_others_are_at_work(server: Server, tmp_path: Path, long: d
     code = process.wait()
     assert code == (0 if number == signal.SIGINT else -number), process.stderr  # the small run has no exit code for it
     assert gone(others)
-    states = [load_state(path) for path in (tmp_path / "candidates").glob("*.safetensors")]
+    states = [load_state(path) for path in (tmp_path / "run" / "candidates").glob("*.safetensors")]
     assert len(states) == 2
     assert all("trained" in state or state["position"] != [0, 0, 0, 0] for state in states)
     if number == signal.SIGINT:
         assert process.events("stopped")[0]["round"] == [1, 2]
         assert process.stderr == ""
-    again = server.start("candidates", folder=str(tmp_path), epochs=60, tasks=1, save_minutes=FOREVER)
+    again = server.start("candidates", folder=str(tmp_path / "run"), epochs=60, tasks=1, save_minutes=FOREVER)
     assert again.wait() == 0, again.stderr
     assert again.events("started")[0]["resumed"]
-    assert outcome(tmp_path) == long
+    assert outcome(tmp_path / "run") == long
 
 
 def test_one_of_them_dies(tmp_path: Path, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ def test_workers_give_the_same_bytes(server: Server, tmp_path: Path) -> None:
     one = server.cli(*WORDS, tmp_path / "1")
     two = server.cli(*WORDS, tmp_path / "2", "--workers", 2)
     assert one.wait() == 0, one.stderr
-    assert two.wait(110) == 0, two.stderr
+    assert two.wait() == 0, two.stderr
     for method in ("rkr", "finetune"):
         a, b = (outcome(tmp_path / n / "digits-1-epochs-limit-8" / method / "fixed") for n in ("1", "2"))
         assert a == b
@@ -50,7 +50,6 @@ def test_workers_give_the_same_bytes(server: Server, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_with_workers(server: Server, tmp_path: Path, number: int) -> None:
     """The terminal tells all processes; a polite kill only the first."""
@@ -214,7 +213,7 @@ threading.Event().wait()
             time.sleep(0.01)
         process.kill()
         process.wait()
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < end:
         time.sleep(0.02)
     assert not left

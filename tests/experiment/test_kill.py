@@ -82,7 +82,6 @@ def test_within_writes(server: Server, tmp_path: Path, method: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("method", ["rkr", "finetune", "separate", "two-phases"])
 def test_within_every_write(server: Server, tmp_path: Path, method: str) -> None:
     """As above, at every single step of writing."""

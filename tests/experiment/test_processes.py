@@ -166,7 +166,6 @@ def _compare_norm(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_torchrun(server: Server, tmp_path: Path) -> None:
     """The command as users type it, from another process's launcher to its summary."""
     words = ["run", "digits", "--method", "rkr,finetune", "--epochs", "2", "--limit", "33", "--json"]

@@ -123,7 +123,6 @@ def test_methods_declare_ranges() -> None:
             assert min(values) > 0
 
 
-@pytest.mark.timeout(600)
 def test_trials_are_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One is finished, one stopped after its first task, one diverges; the same command finds all done."""
     report, events = Study.report, list[Event]()

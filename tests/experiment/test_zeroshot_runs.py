@@ -320,7 +320,7 @@ def test_workers_and_seeds(server: Server, recipe: Path) -> None:
     more = ("--seeds", 2, "--order", "first-TWO", "--method", "rkr")
     one, two = server.cli(*words(recipe, "1", *more)), server.cli(*words(recipe, "2", *more, "--workers", 2))
     assert one.wait() == 0, one.stderr
-    assert two.wait(110) == 0, two.stderr
+    assert two.wait() == 0, two.stderr
     assert [event["run"] for event in two.events("finished")].count("small-validation rkr first-TWO") == 1
     found = {}
     for name in ("small/rkr/first-TWO", "small/rkr/first-TWO-seed-1", "small-validation/rkr/first-TWO"):
@@ -442,7 +442,6 @@ def test_features_of_another_width(recipe: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.skipif(
     not all((REAL / name / "efflite2.mat").is_file() for name in ("aPascal", "CUB", "FLO")),
     reason="$RKR_DATA has no efflite2.mat of aPascal, CUB and FLO in xlsa17/data",
@@ -451,7 +450,7 @@ def test_real_data(server: Server, tmp_path: Path) -> None:
     command: tuple[object, ...] = ("run", "gzsl-local", "--method", "rkr", "--epochs", 1, "--limit", 2, "--threads", 1)
     command += ("--accelerator", "cpu", "--json", "--no-figures", "--out", tmp_path)
     done = server.cli(*command)
-    assert done.wait(500) == 0, done.stderr
+    assert done.wait() == 0, done.stderr
     result = read_result(tmp_path / "gzsl-local-1-epochs-limit-2" / "rkr" / "fixed")
     assert result.finished
     assert result.tasks == ("aPascal", "CUB", "FLO")

@@ -165,7 +165,6 @@ def test_hostile_zip_files_are_refused(serve: Serve, folder: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_requests_made_from_the_description_get_no_5xx(folder: Path) -> None:
     schemathesis = pytest.importorskip("schemathesis")
     from hypothesis import HealthCheck, Phase, given, settings
