@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import sys
@@ -159,6 +160,9 @@ def test_trials_are_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     again = run()
     assert not events
     assert (again.diverged, again.pruned) == (found.diverged, found.pruned)
+    tried = [f"lwf-strength-{trial['options']['strength']:g}".replace("+", "") for trial in read["trials"]]
+    search = dataclasses.replace(search, points={label: found.search.points[label] for label in reversed(tried)})
+    assert list(run().search.points) == tried  # in every process that shares it, so that all choose the same in a tie
     from rkr.report import find_results
     from rkr.report.search_figures import search_history, search_importance
 

@@ -379,6 +379,8 @@ class Trials:
         for point, trial in self._study.labels():
             search, label = with_point(search, point)
             why[label] = trial.user_attrs.get("why", "")
+        points = {**{label: search.points[label] for label in why}, **search.points}  # the first one wins a tie
+        search = dataclasses.replace(search, points=points)
         plan = self._make_plan(search)
         unfinished = [spec.method for spec in plan.specs if not RunFolder(plan.folder(spec)).finished]
         found = Found(search, plan)
