@@ -20,7 +20,6 @@ EXAMPLES = (
     "rkr serve zoo/ --cluster auto --replicas 4",
 )
 ACCESS, BATCHES = "Access", "Batches and limits"
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def serve(
@@ -74,6 +73,10 @@ def serve(
     json_: Annotated[bool, typer.Option("--json", help="Write the log as JSON.", rich_help_panel=OUTPUT)] = False,
 ) -> None:
     """Answer for all tasks of a model over HTTP, with a page to look at."""
+    from rkr.serve.guard import LOOPBACK, Access
+    from rkr.serve.limits import MB, Limits
+    from rkr.serve.log import Log
+
     _check_extra(("fastapi", "uvicorn", "python_multipart", "prometheus_client"), "serve")
     token = _token(token_file)
     if host not in LOOPBACK and token is None and not insecure:
@@ -85,10 +88,6 @@ def serve(
             raise UsageError(f"--{option} must be at least {least}, not {value}")
     if replicas > 1 and cluster is None:
         raise UsageError("--replicas goes with --cluster")
-    from rkr.serve.guard import Access
-    from rkr.serve.limits import MB, Limits
-    from rkr.serve.log import Log
-
     limits = Limits(batch=max_batch, wait=wait_ms / 1000, queue=queue, timeout=timeout, upload=max_upload * MB)
     access = Access(token, allow_changes, LOOPBACK if host in LOOPBACK else None)
     log = Log(json_)

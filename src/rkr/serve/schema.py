@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -126,8 +126,6 @@ class Error(BaseModel):
 
     error: str = Field(examples=["There is no task 'cars'."])
 
-
-Top = Annotated[int, Field(ge=1, le=1000)]
 
 _FILE = {"type": "string", "format": "binary"}
 PREDICT_BODY: dict[str, Any] = {
