@@ -50,13 +50,14 @@ def served(folder: Path, *options: str, code: str = "", seconds: float = 300) ->
 
     def read() -> None:
         assert process.stderr is not None
-        for line in process.stderr:
-            try:
-                lines.append(json.loads(line))
-            except ValueError:
-                lines.append({"event": "other", "text": line})
-            if lines[-1]["event"] == "listening":
-                urls.put(lines[-1]["url"])
+        with process.stderr as log:
+            for line in log:
+                try:
+                    lines.append(json.loads(line))
+                except ValueError:
+                    lines.append({"event": "other", "text": line})
+                if lines[-1]["event"] == "listening":
+                    urls.put(lines[-1]["url"])
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
