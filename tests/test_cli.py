@@ -260,6 +260,7 @@ def test_help_is_whole_at_80_columns(
     assert usage.startswith(" ".join(["Usage: rkr", *words]))
     assert "…" not in plain
     assert "..." not in rest
+    assert not re.search("[\U0001f000-\U0001ffff]", rest)  # rich makes an emoji of :100:
     texts = sentences(plain)
     assert len(texts) > (len(COMMANDS) if not words else 1)
     assert all(re.fullmatch(r"[A-Z0-9].*\.", text) for text in texts), texts

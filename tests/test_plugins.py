@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -211,6 +210,29 @@ def test_cost_of_a_network_whose_head_has_another_name(
     assert command("list", "heads:build")[1] == "heads:build: [from heads:build]\n\nIt has no options.\n"
 
 
+def test_list_of_a_dotted_name(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function could be a network or a dataset. Docstrings that a class inherits do not describe it."""
+    (tmp_path / "dotted.py").write_text(
+        "import rkr\n"
+        "from torch import nn\n"
+        "def either(size=1): return None\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self, size=2): super().__init__()\n"
+        "@rkr.register.dataset('dots')\n"
+        "def load(size=3): return None\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for _ in range(2):  # the second time they are known
+        for name, sections, size in (
+            ("either", "[network] or [stream.options]", 1),
+            ("Net", "[network]", 2),
+            ("load", "[stream.options]", 3),
+        ):
+            _, out, _ = command("list", f"dotted:{name}")
+            assert out == f"dotted:{name}: [from dotted:{name}]\n\nIn a recipe, under {sections}:\n  size = {size}\n"
+    assert json.loads(command("list", "dotted:either", "--json")[1]) == {"network": {"size": 1}, "dataset": {"size": 1}}
+
+
 @pytest.mark.usefixtures("installed")
 def test_tune(command: Command, tmp_path: Path) -> None:
     path = recipe(tmp_path, DOTTED)
@@ -243,23 +265,17 @@ def test_an_interrupted_run_goes_on(command: Command, tmp_path: Path, monkeypatc
     assert ends[0] == ends[1]
 
 
-def test_workers_find_what_lies_beside_the_recipe(tmp_path: Path) -> None:
+def test_workers_find_what_lies_beside_the_recipe(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The plug-in is not installed and not on PYTHONPATH; the recipe of a search lies elsewhere."""
     shutil.copytree(PLUGIN / "rkr_example", tmp_path / "own" / "rkr_example")
     path = recipe(tmp_path / "own", DOTTED)
-    source = str(Path(rkr.__file__).parents[1])
-    words = ["tune", str(path), "--method", "mine", "--tasks", "2", "--workers", "2", "--out", str(tmp_path / "runs")]
-    done = subprocess.run(
-        [sys.executable, "-c", "from rkr.cli import main; main()", *words],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": source},
-    )
-    assert done.returncode == 0, done.stderr
-    assert "chosen: share = " in done.stdout
+    monkeypatch.chdir(tmp_path)
+    words = ("--method", "mine", "--tasks", "2", "--workers", "2", "--out", str(tmp_path / "runs"))
+    code, out, err = command("tune", str(path), *words)
+    assert code == 0, err
+    assert "chosen: share = " in out
 
 
 def test_a_run_whose_plug_in_is_gone(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,6 +415,11 @@ class Finetune2(Finetune):
             "methods.mine.learner: rkr.methods.zeroshot.alone:Base is a method for zero-shot tasks, not for images",
         ),
         ({"method": "own:build"}, {}, "methods.mine.learner: own:build must be a subclass of rkr.Learner, not 'build'"),
+        (
+            {"method": "rkr:Learner"},
+            {},
+            "methods.mine.learner: rkr:Learner must define predict, capacity, groups, loss",
+        ),
         ({"network": "own:text"}, {}, "network: own:text must return a torch.nn.Module, not str"),
         ({"network": "own:fails"}, {}, "network: own:fails fails (RuntimeError: no such file)"),
         (
@@ -468,6 +489,26 @@ def test_a_source_is_checked_when_it_is_loaded(command: Command, tmp_path: Path)
     code, _, err = command("run", str(path), *words)
     assert code == 2
     assert err.startswith("rkr: 6 classes of strips cannot be split into 4 tasks of equal size; choose 1, 2, 3, 6")
+
+
+def test_a_method_that_cannot_be_built(command: Command, tmp_path: Path) -> None:
+    """It is named before anything is trained."""
+    (tmp_path / "own.py").write_text(
+        "from rkr.methods.finetune import Finetune\n"
+        "class Short(Finetune):\n"
+        "    def __init__(self, make): raise RuntimeError('two\\nlines')\n"
+        "class Fails(Finetune):\n"
+        "    def __init__(self, make, head): raise RuntimeError('two\\nlines')\n"
+    )
+    shutil.copytree(PLUGIN / "rkr_example", tmp_path / "rkr_example")
+    for name, said in (
+        ("Short", "TypeError: Short.__init__() takes 2 positional arguments but 3 were given"),
+        ("Fails", "RuntimeError: two lines"),
+    ):
+        path = recipe(tmp_path, {**DOTTED, "method": f"own:{name}"})
+        code, _, err = command("run", str(path), "--out", str(tmp_path / "runs"), "--no-figures")
+        assert (code, err) == (2, f"rkr: methods.mine: own:{name} fails ({said})\n")
+    assert not list(tmp_path.glob("runs/**/results.jsonl"))
 
 
 def test_modules_that_hide_each_other(tmp_path: Path) -> None:

@@ -56,7 +56,8 @@ def imported(name: str) -> Any:
             raise UsageError(
                 f"{name}: there is no module {top!r}: install it, or add the folder that has it to PYTHONPATH"
             ) from error
-        raise UsageError(f"{name} cannot be imported ({type(error).__name__}: {error})") from error
+        said = " ".join(str(error).split())
+        raise UsageError(f"{name} cannot be imported ({type(error).__name__}: {said})") from error
     _check_place(top)
     return made
 
@@ -78,7 +79,12 @@ def place(made: Any) -> str:
     return f"{made.__module__}:{made.__qualname__}" if hasattr(made, "__qualname__") else repr(made)
 
 
+def docstring(made: Any) -> str:
+    """A docstring; "" for a class that has none of its own."""
+    own = made.__dict__.get("__doc__") if isinstance(made, type) else made.__doc__
+    return inspect.cleandoc(own or "")
+
+
 def first_line(made: Any) -> str:
     """The first line of a docstring."""
-    own = made.__doc__ or "" if not isinstance(made, type) else made.__dict__.get("__doc__") or ""
-    return inspect.cleandoc(own).partition("\n")[0]
+    return docstring(made).partition("\n")[0]

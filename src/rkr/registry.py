@@ -126,14 +126,14 @@ class Entry:
             return found[0], f"is missing: {self.name} has no default for it"
         return found
 
-    def call(self, **options: Any) -> Any:
+    def call(self, *arguments: Any, **options: Any) -> Any:
         """Call the target. If a plug-in fails, raise UsageError with the reason."""
         try:
-            return self.object(**options)
+            return self.object(*arguments, **options)
         except Exception as error:
             if not self.origin or isinstance(error, RkrError):
                 raise
-            raise UsageError(f"{self.name} fails ({type(error).__name__}: {error})") from error
+            raise UsageError(f"{self.name} fails ({type(error).__name__}: {' '.join(str(error).split())})") from error
 
     @property
     def summary(self) -> str:
@@ -192,14 +192,20 @@ class Method(Entry):
         found = self.wrong_option(options)
         if found is not None:
             raise UsageError(sentence(*found))
-        return self.learner(make, head, **{**self.preset, **{name: plain(value) for name, value in options.items()}})
+        return self.call(make, head, **{**self.preset, **{name: plain(value) for name, value in options.items()}})
 
     @classmethod
     def check(cls, made: Any, name: str) -> None:
-        """Raise UsageError if a target is no learner."""
-        base = importlib.import_module("rkr.methods.learner").Learner
+        """Raise UsageError if a target is no learner, or lacks what every learner must define."""
+        base: Any = importlib.import_module("rkr.methods.learner").Learner
         if not (isinstance(made, type) and issubclass(made, base)):
             raise UsageError(f"{name} must be a subclass of rkr.Learner, not {getattr(made, '__name__', made)!r}")
+        hooks = ["predict", "capacity"]
+        if base.phases is getattr(made, "phases", None):  # phases of its own may be none
+            hooks += ["groups", "loss"]
+        missing = [hook for hook in hooks if getattr(made, hook) is getattr(base, hook)]
+        if missing:
+            raise UsageError(f"{name} must define {', '.join(missing)}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -324,8 +330,9 @@ class Names(Mapping[str, E], Generic[E]):
         self._others[entry.name] = entry
 
     def of(self, made: Any) -> E | None:
-        """The registered entry of a class or function, if any."""
-        return next((e for e in self._others.values() if e.target is made and not getattr(e, "preset", {})), None)
+        """The entry that registers a class or function under a short name, if any."""
+        named = (entry for name, entry in self._others.items() if ":" not in name)
+        return next((entry for entry in named if entry.target is made and not getattr(entry, "preset", {})), None)
 
     def _dotted(self, name: str) -> E:
         if name not in self._others:

@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -627,33 +628,40 @@ def test_task_that_another_process_replaced_or_removed(folder: Path) -> None:
 
 
 ADD = """
-import sys
-from pathlib import Path
+import os, sys
 from rkr.core import add_task_file, index
-index.WHOLE = int(sys.argv[4])
-for n in range(25):
-    add_task_file(sys.argv[1], sys.argv[2], name=f"{sys.argv[3]} {n}")
+for whole, folder in zip((1, 256), sys.argv[2:]):
+    index.WHOLE = whole
+    for side in ("left", "right"):
+        if os.fork() == 0:
+            for n in range(25):
+                add_task_file(folder, sys.argv[1], name=f"{side} {n}")
+            os._exit(0)
+    assert [os.wait()[1] for _ in range(2)] == [0, 0]
 """
 
 
-@pytest.mark.parametrize("whole", ["1", "256"])
-def test_two_processes_add_at_the_same_time(whole: str, folder: Path, tmp_path: Path) -> None:
+def test_two_processes_add_at_the_same_time(folder: Path, tmp_path: Path) -> None:
+    """To a folder whose journal is folded at once, and to one where that comes later."""
     shutil.copy(read_about(folder).tasks["t0"], tmp_path / "task")
-    command = [sys.executable, "-c", ADD, str(folder), str(tmp_path / "task")]
-    processes = [subprocess.Popen([*command, name, whole]) for name in ("left", "right")]
-    index, seen = Index.read(folder), 6
-    while any(process.poll() is None for process in processes):
-        index = index.newer()
-        assert len(index.tasks) >= seen
-        seen = len(index.tasks)
-    assert [process.returncode for process in processes] == [0, 0]
-    names = list(load(folder).tasks)
-    for side in ("left", "right"):
-        assert [name for name in names if name.startswith(side)] == [f"{side} {n}" for n in range(25)]
-    assert len(names) == 56
+    later = shutil.copytree(folder, tmp_path / "later")
+    seen = {path: Index.read(path) for path in (folder, later)}
+    words = [sys.executable, "-c", ADD, str(tmp_path / "task"), *map(str, seen)]
+    with subprocess.Popen(words) as process:
+        while process.poll() is None:
+            for path, index in seen.items():
+                seen[path] = index.newer()
+                assert len(seen[path].tasks) >= len(index.tasks)
+            time.sleep(0.002)
+    assert process.returncode == 0
     expected = known(build())["t0"][1]
-    model = load(folder)
-    assert {answer(model, name) for name in names[6:]} == {expected}
+    for path in seen:
+        model = load(path)
+        names = list(model.tasks)
+        for side in ("left", "right"):
+            assert [name for name in names if name.startswith(side)] == [f"{side} {n}" for n in range(25)]
+        assert len(names) == 56
+        assert {answer(model, name) for name in names[6:]} == {expected}
 
 
 def test_second_writer_waits_and_then_gives_up(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,8 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(work, (port, str(tmp_path)), nprocs=2)
+    mp.set_forkserver_preload(["torch.distributed", "rkr"])  # imported once for both
+    mp.start_processes(work, (port, str(tmp_path)), nprocs=2, start_method="forkserver")
     alone = train_two_tasks(0, 1)
     for rank in range(2):
         together = torch.load(tmp_path / f"{rank}.pt")

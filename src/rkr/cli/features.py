@@ -18,7 +18,9 @@ NETWORK = "Network and images"
 
 
 def features(
-    images: Annotated[Path, typer.Argument(help="Directory with one folder per class: IMAGES/<class>/<image>.")],
+    images: Annotated[
+        Path, typer.Argument(metavar="IMAGES", help="Directory with one folder per class: IMAGES/<class>/<image>.")
+    ],
     model: Annotated[
         str | None,
         typer.Option(

@@ -15,7 +15,7 @@ PULL_EXAMPLES = ("rkr pull me/birds --model zoo/", "rkr pull birds-repository/ -
 
 def push(
     model: Zoo,
-    task: Annotated[str, typer.Argument(help="Name of the task.")],
+    task: Annotated[str, typer.Argument(metavar="TASK", help="Name of the task.")],
     repository: Annotated[
         str | None,
         typer.Argument(metavar="[OWNER/NAME]", help="Repository of the Hugging Face Hub; made if necessary."),

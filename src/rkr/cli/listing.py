@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 from rkr.errors import UsageError
-from rkr.importing import imported
+from rkr.importing import docstring, imported
 from rkr.registry import IN_WORDS, METHODS, Entry, Method, datasets, networks
+
+SECTIONS = {"network": "[network]", "dataset": "[stream.options]"}  # of recipes
 
 
 def everything() -> dict[str, dict[str, str]]:
@@ -39,15 +40,14 @@ def in_words(name: str) -> str:
 
     if name in recipe_names():
         return (SHIPPED / f"{name}.toml").read_text().rstrip()
-    for table, section in ((networks, "[network]"), (datasets, "[stream.options]")):
-        if not _is_learner(name) and name in table:
-            entry: Entry = table[name]
-            lines = [f"{name}: {entry.summary}", ""]
-            if text := inspect.getdoc(entry.object):
-                lines += [text, ""]
-            lines.append(f"In a recipe, under {section}:" if entry.options else "It has no options.")
-            lines += [f"  {key} = {json.dumps(value)}" for key, value in entry.options.items()]
-            return "\n".join(lines)
+    if parts := _parts(name):
+        sections = " or ".join(SECTIONS[entry.kind] for entry in parts)
+        lines = [f"{name}: {parts[0].summary}", ""]
+        if text := docstring(parts[0].object):
+            lines += [text, ""]
+        lines.append(f"In a recipe, under {sections}:" if parts[0].options else "It has no options.")
+        lines += [f"  {key} = {json.dumps(value)}" for key, value in parts[0].options.items()]
+        return "\n".join(lines)
     return "\n\n".join(_described(name, setting, method) for setting, method in _methods(name).items())
 
 
@@ -59,10 +59,8 @@ def options_of(name: str) -> dict[str, Any]:
 
     if name in recipe_names():
         return load_recipe(name).model_dump(mode="json")
-    for table in (networks, datasets):
-        if not _is_learner(name) and name in table:
-            entry: Entry = table[name]
-            return {entry.kind: entry.options}
+    if parts := _parts(name):
+        return {entry.kind: entry.options for entry in parts}
     found = {setting: option_texts(method) for setting, method in _methods(name).items()}
     own = {setting: method.learner.own_training for setting, method in _methods(name).items()}
     return {
@@ -70,6 +68,17 @@ def options_of(name: str) -> dict[str, Any]:
         | ({"training": dict(own[setting])} if own[setting] else {})
         for setting, texts in found.items()
     }
+
+
+def _parts(name: str) -> list[Entry]:
+    """The network or dataset of a name. A function that is not registered could be either, a class only a network."""
+    if _is_learner(name):
+        return []
+    found: list[Entry] = [table[name] for table in (networks, datasets) if name in table]
+    if ":" not in name:
+        return found[:1]
+    registered: list[Entry] = [table[name] for table in (networks, datasets) if table.of(imported(name))]
+    return registered or (found[:1] if isinstance(found[0].object, type) else found)
 
 
 def _is_learner(name: str) -> bool:

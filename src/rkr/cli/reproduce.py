@@ -24,7 +24,9 @@ def reproduce(
     exhibit: Annotated[
         str | None,
         typer.Argument(
-            help="A table or figure of the paper (default: list all of them).", autocompletion=complete.exhibits
+            metavar="[EXHIBIT]",
+            help="A table or figure of the paper (default: list all of them).",
+            autocompletion=complete.exhibits,
         ),
     ] = None,
     runs: Annotated[

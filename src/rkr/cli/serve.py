@@ -24,11 +24,11 @@ ACCESS, BATCHES = "Access", "Batches and limits"
 
 def serve(
     model: Zoo,
-    host: Annotated[str, typer.Option(help="Address to listen at.", rich_help_panel=WHERE)] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel=WHERE)] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 for any free one.", rich_help_panel=WHERE)] = 8000,
     token_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="File with a token that requests must bring along.", rich_help_panel=ACCESS),
+        typer.Option(metavar="FILE", help="File with a token that requests must carry.", rich_help_panel=ACCESS),
     ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Listen beyond this machine without a token.", rich_help_panel=ACCESS)
@@ -37,7 +37,7 @@ def serve(
         bool, typer.Option("--allow-changes", help="Let requests add, drop and learn tasks.", rich_help_panel=ACCESS)
     ] = False,
     max_batch: Annotated[
-        int, typer.Option(help="Most pictures that are computed together.", rich_help_panel=BATCHES)
+        int, typer.Option(help="Maximum number of pictures computed together.", rich_help_panel=BATCHES)
     ] = 32,
     wait_ms: Annotated[
         float, typer.Option(help="How long a picture waits for others to be computed with.", rich_help_panel=BATCHES)
@@ -46,7 +46,7 @@ def serve(
         int, typer.Option(help="Pictures that may wait; beyond it requests get 503.", rich_help_panel=BATCHES)
     ] = 256,
     timeout: Annotated[
-        float, typer.Option(help="Seconds after which a request is given up.", rich_help_panel=BATCHES)
+        float, typer.Option(help="Seconds after which a request fails.", rich_help_panel=BATCHES)
     ] = 30.0,
     max_upload: Annotated[
         int, typer.Option(metavar="MB", help="Largest zip file to learn from.", rich_help_panel=BATCHES)
@@ -65,14 +65,14 @@ def serve(
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="Serve on Ray: the address of its head, or auto for a cluster that runs here, or one of its own.",
+            help="Serve on a Ray cluster: the address of its head, or auto for the one that runs here (or a new one).",
             rich_help_panel=RESOURCES,
         ),
     ] = None,
     replicas: Annotated[int, typer.Option(help="With --cluster: copies of the base.", rich_help_panel=RESOURCES)] = 1,
     json_: Annotated[bool, typer.Option("--json", help="Write the log as JSON.", rich_help_panel=OUTPUT)] = False,
 ) -> None:
-    """Answer for all tasks of a model over HTTP, with a page to look at."""
+    """Answer for all tasks of a model over HTTP, with a page to try them."""
     from rkr.serve.guard import LOOPBACK, Access
     from rkr.serve.limits import MB, Limits
     from rkr.serve.log import Log

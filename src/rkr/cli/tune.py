@@ -57,7 +57,7 @@ def tune(
         typer.Option(
             "--range",
             metavar="OPTION=LOW:HIGH[:log]",
-            help="A range to search, such as strength=0.1:100:log (default: the method's). Can be repeated.",
+            help="A range to search, such as strength=0.1:10:log (default: the method's). Can be repeated.",
             rich_help_panel=WHAT,
         ),
     ] = None,
