@@ -323,6 +323,13 @@ def test_help_imports_nothing_heavy(words: str) -> None:
     assert out.splitlines()[-1] == "imported: []"
 
 
+def test_only_training_imports_what_trains() -> None:
+    """Together they take longer to import than torch."""
+    slow = {"lightning_fabric", "torch._dynamo"}
+    code = f"import sys, rkr.experiment.run, rkr.serve.app; print({slow} & set(sys.modules))"
+    assert in_a_process(code) == "set()\n"
+
+
 @pytest.mark.parametrize(
     ("line", "expected"),
     [

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -86,17 +83,11 @@ def test_the_client_learns(shared: tuple[Served, Path], tmp_path: Path) -> None:
     assert "colours" not in open_zoo(folder, device="cpu").tasks
 
 
-def test_a_task_that_rkr_learn_makes_is_served(shared: tuple[Served, Path], tmp_path: Path) -> None:
+def test_a_task_that_rkr_learn_makes_is_served(command: Command, shared: tuple[Served, Path], tmp_path: Path) -> None:
     server, folder = shared
     client = server.client()
     source = draw_classes(tmp_path / "mine", {"red": 8, "blue": 8})
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    subprocess.run(
-        [sys.executable, "-m", "rkr", "learn", str(source), "--model", str(folder), "--epochs", "1", "--threads", "1"],
-        env=environment,
-        check=True,
-        capture_output=True,
-    )
+    assert command("learn", str(source), "--model", str(folder), "--epochs", "1", "--threads", "1")[0] == 0
     until(lambda: "mine" in [task["name"] for task in client.tasks()])
     assert client.predict(picture(tmp_path), task="mine")[0]["task"] == "mine"
     client.drop("mine")

@@ -8,15 +8,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor
 
 from rkr.data import Batches, Stream
 from rkr.experiment.processes import gather
 from rkr.methods import Learner
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 BATCH = 250  # constant, so that outputs are bit-identical
 

@@ -12,11 +12,10 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from lightning_fabric import Fabric
 from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer
 
@@ -31,6 +30,9 @@ from rkr.experiment.samples import derived, rehearsed
 from rkr.experiment.spec import RunSpec
 from rkr.methods import Learner, MakeNetwork
 from rkr.methods.learner import Outcome, Phase, ReadSamples, SeenTask
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 PROGRESS_SECONDS = 0.25
 

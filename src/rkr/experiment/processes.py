@@ -11,14 +11,16 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from rkr.errors import UsageError
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 ACCELERATORS = ("auto", "cpu", "cuda", "mps")
 
@@ -27,6 +29,8 @@ def make_fabric(accelerator: str = "auto", precision: str | None = None) -> Fabr
     """A Fabric for this process: a single one, or one of those that torchrun started."""
     if accelerator not in ACCELERATORS:
         raise UsageError(f"--accelerator: choose one of {', '.join(ACCELERATORS)}, not {accelerator!r}")
+    from lightning_fabric import Fabric  # takes longer to import than all the rest
+
     world, local = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     try:
         fabric = Fabric(

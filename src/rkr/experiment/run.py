@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning_fabric import Fabric
 
 from rkr.data import Stream
 from rkr.errors import RkrError
@@ -39,6 +38,9 @@ from rkr.experiment.machine import environment
 from rkr.experiment.processes import gather, keep_freed_memory
 from rkr.experiment.signals import signals
 from rkr.experiment.spec import RunSpec
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 __all__ = ["Run"]
 

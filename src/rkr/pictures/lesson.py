@@ -13,11 +13,10 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
-from lightning_fabric import Fabric
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
@@ -39,6 +38,9 @@ from rkr.methods.learner import Phase, SeenTask
 from rkr.pictures.learner import PictureLearner, fit_probe, repeated
 from rkr.pictures.preparation import Preparation
 from rkr.pictures.settings import Settings
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 BATCH = 64  # of passes without gradients
 WARM_UP = 0.2  # share of the training in which the learning rate rises
