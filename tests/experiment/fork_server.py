@@ -6,6 +6,7 @@ answer is the process's id. {"wait": id} answers with its exit code, {"poll": id
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -28,6 +29,7 @@ import rkr.experiment.runner
 import rkr.report.figures
 from rkr.experiment.events import Event
 from rkr.experiment.processes import make_fabric, over_whole_batches
+from rkr.experiment.workers import Workers
 
 
 def main() -> None:
@@ -83,11 +85,13 @@ def _trials(argv: list[str]) -> None:
     _cli(argv)
 
 
-def _candidates(folder: str, save_minutes: float = 0.0, **changes: Any) -> None:
+def _candidates(folder: str, save_minutes: float = 0.0, workers: int = 1, **changes: Any) -> None:
     def watch(event: Event) -> None:
         print(json.dumps(event.to_json()), flush=True)
 
-    small_candidates.execute(folder, watch, save_minutes, **changes)
+    crew = Workers(workers, 1) if workers > 1 else None
+    with crew or contextlib.nullcontext():
+        small_candidates.execute(folder, watch, save_minutes, crew, **changes)
 
 
 def _run(folder: str, method: str, save_minutes: float = 0.0, **changes: Any) -> None:

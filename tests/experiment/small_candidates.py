@@ -105,7 +105,8 @@ class Trials(OneNetwork):
 
     def prepare(self, phase: Phase, train: ReadSamples) -> None:
         self.note("prepare", phase.name)
-        if os.environ.get("TRIALS_DIE") and os.environ["TRIALS_DIE"] == str(self.get_buffer("width0").item()):
+        dies = Path(os.environ.get("TRIALS_DIE", "nobody"))
+        if dies.exists() and dies.read_text() == str(self.get_buffer("width0").item()):
             os.kill(os.getpid(), signal.SIGKILL)
         if str(self.task.number) in self.branches and phase.name == "branch":
             nn.init.normal_(self.branches[str(self.task.number)][1].bias, std=0.1)
@@ -170,14 +171,14 @@ def execute(
     folder: Path | str,
     watch: Callable[[Event], None] = lambda event: None,
     save_minutes: float = small_runs.FOREVER,
-    workers: int = 1,
+    crew: Workers | None = None,
     **changes: Any,
 ) -> bool:
-    """A run, with candidates in processes of their own if there are several workers."""
+    """A run, with candidates in processes of their own if there is a crew."""
     how = (make_fabric("cpu"), watch, Execution(save_minutes=save_minutes))
     plain = {**changes, "dtype": getattr(torch, changes["dtype"])} if "dtype" in changes else changes
     case = make_case(**plain)
-    if workers == 1:
+    if crew is None:
         return Run(*case, Path(folder), *how).execute()
     given = {"folder": str(folder), "save_minutes": save_minutes, "changes": changes}
     importable(Path(__file__).parent)
@@ -185,8 +186,7 @@ def execute(
     def job(key: CandidateKey) -> Job:
         return Job(candidate_name(key), "small_candidates:train", {**given, "key": list(key)})
 
-    with Workers(workers, 1) as executor:
-        return Run(*case, Path(folder), *how, helpers=Helpers(executor, job)).execute()
+    return Run(*case, Path(folder), *how, helpers=Helpers(crew, job)).execute()
 
 
 def register() -> None:

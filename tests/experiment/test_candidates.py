@@ -11,6 +11,7 @@ import shutil
 import signal
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from rkr.experiment.run import Run
 from rkr.experiment.runner import Execution
 from rkr.experiment.samples import derived, held_out
 from rkr.experiment.state import load_state, save_state
+from rkr.experiment.workers import Workers
 from rkr.methods import METHODS
 
 
@@ -583,10 +585,23 @@ def test_at_random_moments(server: Server, tmp_path: Path, whole: dict[str, byte
 # Other processes
 
 
-@pytest.mark.parametrize("workers", [2, *slow(3)])
-def test_workers_give_the_same_bytes(tmp_path: Path, whole: dict[str, bytes], workers: int) -> None:
+@pytest.fixture(scope="module")
+def dies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file that can name the width of a candidate whose process dies."""
+    return tmp_path_factory.mktemp("dies") / "width"
+
+
+@pytest.fixture(scope="module")
+def crew(dies: Path) -> Iterator[Workers]:
+    """Two workers, which take longer to start than any test to run."""
+    with pytest.MonkeyPatch.context() as patch, Workers(2, 1) as crew:
+        patch.setenv("TRIALS_DIE", str(dies))
+        yield crew
+
+
+def test_workers_give_the_same_bytes(tmp_path: Path, whole: dict[str, bytes], crew: Workers) -> None:
     events: list[Event] = []
-    assert execute(tmp_path, events.append, workers=workers)
+    assert execute(tmp_path, events.append, crew=crew)
     assert outcome(tmp_path) == whole
     assert sorted(path.name for path in tmp_path.iterdir()) == NAMES
     ends = Counter((e.number, e.round[0], e.candidate[0]) for e in events if isinstance(e, CandidateEnd))
@@ -653,23 +668,23 @@ def test_an_end_while_others_are_at_work(server: Server, tmp_path: Path, long: d
     assert outcome(tmp_path / "run") == long
 
 
-def test_one_of_them_dies(tmp_path: Path, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_them_dies(tmp_path: Path, whole: dict[str, bytes], crew: Workers, dies: Path) -> None:
     """One error that names the candidate; what the others have done is not lost."""
     StoppedAt(tmp_path, 1).execute()
     widths = [c["width"] for c in load_state(tmp_path / "state.safetensors")["round"]["candidates"]]
     assert widths.count(widths[1]) == 1
-    monkeypatch.setenv("TRIALS_DIE", str(widths[1]))
+    dies.write_text(str(widths[1]))
     with pytest.raises(RkrError, match=r"^task 1, round 1, candidate 2: its process ended with code -9[;:]"):
-        execute(tmp_path, workers=2)
-    monkeypatch.delenv("TRIALS_DIE")
+        execute(tmp_path, crew=crew)
+    dies.unlink()
     assert execute(tmp_path)
     assert outcome(tmp_path) == whole
 
 
-def test_one_of_them_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_them_fails(tmp_path: Path, crew: Workers) -> None:
     """What it said last is told."""
     with pytest.raises(RkrError, match=r"^task 1, round 1, candidate [12]: its process failed: h"):
-        execute(tmp_path, workers=2, options={"share": 7})
+        execute(tmp_path, crew=crew, options={"share": 7})
 
 
 def test_two_processes_of_torchrun(server: Server, tmp_path: Path) -> None:
