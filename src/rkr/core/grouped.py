@@ -1,13 +1,15 @@
 """Merged weights of many layers at once, in few calls: `(W + R)·F` and `b·F`, before a training step.
 
 On an accelerator every call is a kernel launch, so what counts is their number. Layers of equal shape are a group:
-R of all of them is one batched product, and so are the gradients of LM and RM. What has few numbers (scaling RM and
-biases by F, and the way back) is done for all groups in one call. Then the plain layers compute with these weights.
+R of all of them is one batched product, in the order of the weights in memory, and so are the gradients of LM and RM.
+What has few numbers (laying out LM and RM for the products, scaling RM and biases by F, and the way back) is done for
+all groups in one call. Then the plain layers compute with these weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +24,17 @@ if TYPE_CHECKING:
 Merged = dict[str, tuple[Tensor, Tensor | None]]
 Tensors = Sequence[Tensor | None]
 PARTS = 5  # tensors of each layer: W, b, LM, RM, F
+LAYER, RANK, COPY = -1, -2, 10  # names of dimensions besides those of a weight, 0, 1, ...; copies of these
 
 
 class Group:
     """N layers whose canonical weight has one shape (O, I, *outer, inner) and one order in memory.
 
-    Their R, and gradients of their weights, are matrices (N, inner·I, outer·O), as in `rectification`.
+    RM has the dimensions K, outer and O, LM has inner, I and K. The first dimensions of the memory that belong to one
+    of them are the rows of a matrix, all others its columns, and R is a product of two matrices: one has the numbers of
+    that factor, the other those of the other factor. A channels_last weight is (O·outer, K) times (K, inner·I). What a
+    factor has beyond the rows is repeated in the columns, where the other matrix has zeros between: a contiguous weight
+    is (O, K·outer) times (K·outer, I·outer·inner).
 
     Args:
         members: The layers' numbers in the plan.
@@ -41,64 +48,74 @@ class Group:
         self, members: list[int], shape: torch.Size, rank: int | None, scaled: bool, order: tuple[int, ...]
     ) -> None:
         self.members, self.shape, self.rank, self.scaled, self.order = members, shape, rank, scaled, order
-        outputs, inputs, *kernel = shape
-        dims = tuple(range(2, len(shape)))
-        self.to_product = (*dims[-1:], 1, *dims[:-1], 0)  # (O, I, *outer, inner) to (inner, I, *outer, O)
-        self.rows, self.columns = prod(kernel[-1:]) * inputs, prod(kernel[:-1]) * outputs
-        self.is_matrix = prod(kernel) == 1
+        kernel = tuple(range(2, len(shape)))
+        self.of_rm, self.of_lm = (*kernel[:-1], 0), (*kernel[-1:], 1)
+        self.rm_first = order[0] in self.of_rm
+        own = self.of_rm if self.rm_first else self.of_lm
+        self.rows = tuple(takewhile(own.__contains__, order))
+        self.columns = order[len(self.rows) :]
+        self.repeated = tuple(d for d in own if d not in self.rows)
+        self.room = [shape[d] for d in order]
+
+    def size(self, dims: Sequence[int]) -> int:
+        """How many numbers these dimensions have."""
+        return prod(self.shape[d] for d in dims)
 
     def stack(self, weights: Sequence[Tensor]) -> Tensor:
-        """(N, O, I, *kernel) in the order of the weights: one call, none for a single layer."""
+        """(N, *room), in the order of the weights: one call, none for a single layer."""
         if len(weights) == 1:
-            return weights[0].unsqueeze(0)
-        return _permute(torch.stack([w.permute(self.order) for w in weights]), _inverse(self.order))
+            return weights[0].permute(self.order).contiguous().unsqueeze(0)
+        return torch.stack([w.permute(self.order) for w in weights])
 
-    def room(self, like: Tensor) -> Tensor:
-        """Memory for merged weights, (N, O, I, *kernel) in the order of the weights."""
-        room = like.new_empty(len(self.members), *[self.shape[d] for d in self.order])
-        return _permute(room, _inverse(self.order))
+    def unstack(self, stacked: Tensor) -> tuple[Tensor, ...]:
+        """The reverse: weights (O, I, *kernel)."""
+        places = (self.order.index(d) for d in range(len(self.order)))
+        return stacked.permute(0, *(1 + at for at in places)).unbind()
 
-    def product(self, gradients: Tensor) -> Tensor:
-        """Gradients (N, O, I, *kernel) as (N, inner, I, *outer, O), such that they are also matrices."""
-        product = _permute(gradients, self.to_product)
-        return product if self.is_matrix else product.contiguous()
+    def matrices(self, stacked: Tensor) -> Tensor:
+        """(N, *room) as (N, rows, columns)."""
+        return stacked.view(len(self.members), self.size(self.rows), -1)
 
-    def matrices(self, product: Tensor) -> Tensor:
-        """(N, inner, I, *outer, O) as (N, inner·I, outer·O)."""
-        return product.view(len(product), self.rows, self.columns)
-
-    def like_weights(self, matrices: Tensor) -> Tensor:
-        """(N, inner·I, outer·O) as (N, O, I, *kernel)."""
-        product = matrices.view(len(matrices), *[self.shape[d] for d in self.to_product])
-        return _permute(product, _inverse(self.to_product))
+    def per_output(self, f: Tensor) -> Tensor:
+        """F (N·O), such that it multiplies (N, *room)."""
+        return f.view(len(self.members), *[-1 if d == 0 else 1 for d in self.order])
 
     def dot(self, gradients: Tensor, stack: Tensor, out: Tensor) -> None:
         """For each output the sum of gradient times weight, into `out` (N·O)."""
         if self.order[0] == 0:  # each output's weights lie together
-            rows, columns = (_permute(x, self.order).reshape(len(out), -1) for x in (gradients, stack))
-            torch.bmm(rows.unsqueeze(1), columns.unsqueeze(2), out=out.view(-1, 1, 1))
+            outputs = len(out)
+            torch.bmm(gradients.view(outputs, 1, -1), stack.view(outputs, -1, 1), out=out.view(-1, 1, 1))
         else:
-            over = tuple(range(2, stack.dim()))
+            over = [1 + at for at, d in enumerate(self.order) if d != 0]
             torch.sum(gradients * stack, over, out=out.view(len(stack), -1))
 
-    def per_output(self, f: Tensor) -> Tensor:
-        """F (N·O) as (N, O, 1, ...)."""
-        return f.view(len(self.members), -1, *[1] * (len(self.shape) - 1))
+    def laid_out(self, lm: Tensor, rm: Tensor, zero: int) -> tuple[Tensor, Tensor]:
+        """Of numbers LM (N, inner, I, K) and RM (N, K, outer, O): both as matrices, `zero` between what is repeated."""
+        of_rm, of_lm = (LAYER, RANK, *self.of_rm), (LAYER, *self.of_lm, RANK)
+        (first, own), (second, others) = ((rm, of_rm), (lm, of_lm)) if self.rm_first else ((lm, of_lm), (rm, of_rm))
+        left = _arranged(first, own, (LAYER, *self.rows, RANK, *self.repeated))
+        dims = (LAYER, RANK, *(COPY + d for d in self.repeated), *self.columns)
+        right = _arranged(second, others, dims)
+        for d in self.repeated:
+            places = torch.arange(self.shape[d])
+            same = _arranged(places, (d,), dims) == _arranged(places, (COPY + d,), dims)
+            right = torch.where(same, right, zero)
+        return (right, left) if self.rm_first else (left, right)
 
 
-def _permute(x: Tensor, order: Sequence[int]) -> Tensor:
-    """Permute all dimensions but the first."""
-    return x.permute(0, *(d + 1 for d in order))
-
-
-def _inverse(order: Sequence[int]) -> tuple[int, ...]:
-    return tuple(sorted(range(len(order)), key=lambda d: order[d]))
+def _arranged(x: Tensor, names: Sequence[int], wanted: Sequence[int]) -> Tensor:
+    """A tensor whose dimensions have names, with those that are wanted, of size 1 if it does not have them."""
+    found = x.permute([names.index(d) for d in wanted if d in names])
+    for at, d in enumerate(wanted):
+        found = found if d in names else found.unsqueeze(at)
+    return found
 
 
 class Plan:
     """Which layers are computed together, and where their small tensors lie in one flat tensor.
 
-    The flat tensor has four parts: RM and biases that F scales, RM that it does not, LM, and F.
+    From the flat tensor, whose last number is 0, `index` takes what the products are made of: RM as matrices and biases
+    where F scales them, then RM where it does not, then LM as matrices.
 
     Args:
         layers: Layers with one device and one type of numbers.
@@ -114,58 +131,78 @@ class Plan:
             found.setdefault((w.shape, layer.rank, layer.scaled, order), []).append(i)
         self.groups = [Group(members, *what) for what, members in found.items()]
         self.biased = [i for g in self.groups if g.scaled for i in g.members if self.layers[i].bias is not None]
-        self.rm: dict[Group, slice] = {}
-        self.lm: dict[Group, slice] = {}
-        self.f: dict[Group, slice] = {}
+        self.sizes = [self.layers[i].shape[0] for i in self.biased]
         self.flat: list[int] = []  # what is in the flat tensor, by its place among `tensors`
+        self.f: dict[Group, slice] = {}  # in the flat tensor
+        self.rm: dict[Group, slice] = {}  # these are in what `index` takes
+        self.lm: dict[Group, slice] = {}
         self._end = 0
-        ranked = [g for g in self.groups if g.rank is not None]
-        for g in (g for g in ranked if g.scaled):
-            self.rm[g] = self._lay(g.members, 3, g.rank * g.columns)  # type: ignore[operator]
-        start = self._end
-        for i in self.biased:
-            self._lay([i], 1, self.layers[i].shape[0])
-        self.bias = slice(start, self._end)
-        self.scaled = slice(0, self._end)
-        for g in (g for g in ranked if not g.scaled):
-            self.rm[g] = self._lay(g.members, 3, g.rank * g.columns)  # type: ignore[operator]
-        for g in ranked:
-            self.lm[g] = self._lay(g.members, 2, g.rank * g.rows)  # type: ignore[operator]
-        start = self._end
-        for g in (g for g in self.groups if g.scaled):
-            self.f[g] = self._lay(g.members, 4, g.shape[0])
-        self.factors = slice(start, self._end)
-        self.index = self._index()
+        self._arrange()
+        self.zero = self.layers[0].weight.detach().new_zeros(1)
 
-    def _lay(self, members: Sequence[int], part: int, size: int) -> slice:
-        """Append a tensor of each of these layers to the flat one."""
+    def _arrange(self) -> None:
+        factors: dict[int, Tensor] = {}  # where the flat tensor has F of each layer
+        numbers: dict[Group, tuple[Tensor, Tensor]] = {}  # where it has LM and RM
+        for g in self.groups:
+            if g.scaled:
+                where = self._lay(g.members, 4, g.shape[0])
+                self.f[g] = slice(int(where[0, 0]), int(where[-1, -1]) + 1)
+                factors |= dict(zip(g.members, where, strict=True))
+            if g.rank is not None:
+                lm = self._lay(g.members, 2, g.rank * g.size(g.of_lm))
+                rm = self._lay(g.members, 3, g.rank * g.size(g.of_rm))
+                of_lm, of_rm = ([g.shape[d] for d in dims] for dims in (g.of_lm, g.of_rm))
+                numbers[g] = lm.view(-1, *of_lm, g.rank), rm.view(-1, g.rank, *of_rm)
+        biases = [self._lay([i], 1, size)[0] for i, size in zip(self.biased, self.sizes, strict=True)]
+        scale: list[Tensor] = []
+        index: list[Tensor] = []
+        laid = {g: g.laid_out(lm, rm, self._end) for g, (lm, rm) in numbers.items()}
+        end = 0
+
+        def put(matrices: Tensor) -> slice:
+            nonlocal end
+            start, end = end, end + matrices.numel()
+            index.append(matrices.flatten())
+            return slice(start, end)
+
+        for g in (g for g in laid if g.scaled):
+            lm, rm = numbers[g]
+            own = torch.stack([factors[i] for i in g.members])  # (N, O)
+            own = own.view(len(own), *[1] * (rm.dim() - 2), -1).expand_as(rm)
+            scale.append(g.laid_out(lm, own, self.f[g].start)[1].flatten())
+            self.rm[g] = put(laid[g][1])
+        scale += [factors[i] for i in self.biased]
+        self.bias = slice(end, end + sum(self.sizes))
+        for bias in biases:
+            put(bias)
+        self.scaled = slice(0, end)
+        for g, (_, rm) in laid.items():
+            if not g.scaled:
+                self.rm[g] = put(rm)
+        for g, (lm, _) in laid.items():
+            self.lm[g] = put(lm)
+        device = self.layers[0].weight.device
+        self.index, self.scale = (
+            (torch.cat(x) if x else torch.empty(0, dtype=torch.long)).to(device) for x in (index, scale)
+        )
+
+    def _lay(self, members: Sequence[int], part: int, size: int) -> Tensor:
+        """Append a tensor of each of these layers to the flat one: where its numbers are, (N, size)."""
         self.flat += [PARTS * i + part for i in members]
         start, self._end = self._end, self._end + len(members) * size
-        return slice(start, self._end)
+        return torch.arange(start, self._end).view(len(members), size)
 
-    def _index(self) -> Tensor:
-        """For each number that F scales, where in F its factor is."""
-        start, found = self.factors.start, []
-        first: dict[int, int] = {}
-        for g, place in self.f.items():
-            at = place.start - start
-            first |= {i: at + n * g.shape[0] for n, i in enumerate(g.members)}
-            if g in self.rm:  # (N, K, outer, O)
-                own = torch.arange(at, at + len(g.members) * g.shape[0]).view(len(g.members), 1, 1, -1)
-                found.append(own.expand(-1, g.rank, g.columns // g.shape[0], -1).flatten())  # type: ignore[arg-type]
-        found += [torch.arange(first[i], first[i] + self.layers[i].shape[0]) for i in self.biased]
-        index = torch.cat(found) if found else torch.empty(0, dtype=torch.long)
-        return index.to(self.layers[0].weight.device)
-
-    def factors_of(self, g: Group, flat: Tensor, scaled: Tensor | None) -> tuple[Tensor, Tensor]:
-        """LM (N, inner·I, K) and RM (N, K, outer·O) of a group; with `scaled`, RM times F."""
-        source = flat if scaled is None or not g.scaled else scaled
+    def products(self, g: Group, found: Tensor, scaled: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The matrices (N, rows, K·repeated) and (N, K·repeated, columns) of a group; with `scaled`, RM times F."""
         count = len(g.members)
-        return flat[self.lm[g]].view(count, g.rows, -1), source[self.rm[g]].view(count, -1, g.columns)
+        rm = (found if scaled is None or not g.scaled else scaled)[self.rm[g]]
+        left, right = (rm, found[self.lm[g]]) if g.rm_first else (found[self.lm[g]], rm)
+        return left.view(count, g.size(g.rows), -1), right.view(count, -1, g.size(g.columns))
 
-    def shared(self, smallest: int) -> list[Adapter]:
-        """The layers whose groups have at least so many."""
-        return [self.layers[i] for g in self.groups if len(g.members) >= smallest for i in g.members]
+    @property
+    def largest(self) -> int:
+        """How many layers the largest group has."""
+        return max(len(g.members) for g in self.groups)
 
     def tensors(self, task: TaskState) -> list[Tensor | None]:
         """W, b, LM, RM and F of each layer."""
@@ -182,8 +219,8 @@ class Plan:
 class GroupedWeights(torch.autograd.Function):
     """Merged weights of all layers of a plan, then merged biases of those whose bias F scales.
 
-    Backward, with G the gradient of a merged weight as a matrix, unscaled: LM gets G·(RM·F)', RM gets (LM'·G)·F, and F
-    the sum of G·(W + R) for each output, where that of G·R is the sum of (LM'·G)·RM.
+    The backward pass has the gradients of the two matrices whose product is R, from the gradient of a merged weight.
+    Those of F are the sum of gradient times W for each output, and those of what F scales times that.
     """
 
     @staticmethod
@@ -191,74 +228,60 @@ class GroupedWeights(torch.autograd.Function):
         weights = tensors[::PARTS]
         with torch.autocast(weights[0].device.type, enabled=False):  # type: ignore[union-attr]
             small: list[Tensor] = [tensors[i] for i in plan.flat]  # type: ignore[misc]
-            flat = torch._C._nn.flatten_dense_tensors(small)
+            flat = torch._C._nn.flatten_dense_tensors([*small, plan.zero])
+            found = flat.index_select(0, plan.index)
             scale = scaled = None
             if plan.f:
-                scale = flat[plan.factors].index_select(0, plan.index)
-                scaled = flat[plan.scaled] * scale
+                scale = flat.index_select(0, plan.scale)
+                scaled = found[plan.scaled] * scale
             stacks, merged = [], [flat] * len(weights)
             for g in plan.groups:
                 stack = g.stack([weights[i] for i in g.members])  # type: ignore[misc]
                 stacks.append(stack)
-                f = g.per_output(flat[plan.f[g]]) if g.scaled else None
-                if g.rank is None:
-                    whole = torch.mul(stack, 1 if f is None else f, out=g.room(stack))
-                else:
-                    lm, rm = plan.factors_of(g, flat, scaled)
-                    r = g.like_weights(torch.bmm(lm, rm))
-                    whole = (
-                        torch.add(stack, r, out=g.room(stack))
-                        if f is None
-                        else torch.addcmul(r, stack, f, out=g.room(stack))
-                    )
-                for i, one in zip(g.members, whole.unbind(), strict=True):
+                whole = stack * (g.per_output(flat[plan.f[g]]) if g.scaled else 1)
+                if g.rank is not None:
+                    g.matrices(whole).baddbmm_(*plan.products(g, found, scaled))
+                for i, one in zip(g.members, g.unstack(whole), strict=True):
                     merged[i] = one
         ctx.set_materialize_grads(False)
         ctx.plan, ctx.small = plan, small  # for their shapes
-        ctx.save_for_backward(flat, scale, scaled, *stacks)
-        biases = () if scaled is None else scaled[plan.bias].split([len(tensors[PARTS * i + 1]) for i in plan.biased])  # type: ignore[arg-type]
+        ctx.save_for_backward(flat, found, scale, scaled, *stacks)
+        biases = () if scaled is None else scaled[plan.bias].split(plan.sizes)
         return (*merged, *biases)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         plan: Plan = ctx.plan
-        flat, scale, scaled, *stacks = ctx.saved_tensors
+        flat, found, scale, scaled, *stacks = ctx.saved_tensors
         need = ctx.needs_input_grad[1:]
-        found: list[Tensor | None] = [None] * len(need)
+        answer: list[Tensor | None] = [None] * len(need)
         with torch.autocast(flat.device.type, enabled=False):
-            back = torch.empty_like(flat)  # the gradients of the flat tensor; those of what F scales as if F were 1
+            back, parts = torch.zeros_like(flat), torch.zeros_like(found)  # the gradients of `flat`, and of its parts
             for g, stack in zip(plan.groups, stacks, strict=True):
-                if all(gradients[i] is None for i in g.members):
-                    for places in (plan.rm, plan.lm, plan.f):
-                        if g in places:
-                            back[places[g]].zero_()
-                    continue
                 given = [gradients[i] for i in g.members]
-                whole = g.stack([stack[n].new_zeros(g.shape) if d is None else d for n, d in enumerate(given)])
-                product = g.product(whole) if g.rank is not None else whole
+                if all(d is None for d in given):
+                    continue
+                whole = g.stack([flat.new_zeros(g.shape) if d is None else d for d in given])
                 if g.rank is not None:
-                    lm, rm = plan.factors_of(g, flat, scaled)
-                    dlm, drm = plan.factors_of(g, back, None)
-                    matrices = g.matrices(product)
-                    torch.bmm(lm.transpose(1, 2), matrices, out=drm)
-                    torch.bmm(matrices, rm.transpose(1, 2), out=dlm)
+                    left, right = plan.products(g, found, scaled)
+                    d_left, d_right = plan.products(g, parts, None)
+                    torch.bmm(g.matrices(whole), right.transpose(1, 2), out=d_left)
+                    torch.bmm(left.transpose(1, 2), g.matrices(whole), out=d_right)
                 if g.scaled:
                     g.dot(whole, stack, back[plan.f[g]])
                 if any(need[PARTS * i] for i in g.members):
-                    f = g.per_output(flat[plan.f[g]]) if g.scaled else 1
-                    dw = torch.mul(whole, f, out=g.room(stack))
+                    dw = g.unstack(whole * (g.per_output(flat[plan.f[g]]) if g.scaled else 1))
                     for n, i in enumerate(g.members):
-                        found[PARTS * i] = dw[n] if need[PARTS * i] and given[n] is not None else None
+                        answer[PARTS * i] = dw[n] if need[PARTS * i] and given[n] is not None else None
             if plan.biased:
-                given = list(gradients[len(plan.layers) :])
-                sizes = [plan.layers[i].shape[0] for i in plan.biased]
-                parts = [flat.new_zeros(n) if d is None else d for d, n in zip(given, sizes, strict=True)]
-                torch.cat(parts, out=back[plan.bias])
+                d_biases = zip(gradients[len(plan.layers) :], plan.sizes, strict=True)
+                torch.cat([flat.new_zeros(n) if d is None else d for d, n in d_biases], out=parts[plan.bias])
             if plan.f:
-                back[plan.factors].index_add_(0, plan.index, back[plan.scaled] * flat[plan.scaled])
-                back[plan.scaled].mul_(scale)
+                back.index_add_(0, plan.scale, parts[plan.scaled] * found[plan.scaled])
+                parts[plan.scaled].mul_(scale)
+            back.index_add_(0, plan.index, parts)
         for i, part in zip(plan.flat, torch._C._nn.unflatten_dense_tensors(back, ctx.small), strict=True):
             if need[i] and gradients[i // PARTS] is not None:  # a layer that was not used has no gradient
-                found[i] = part
-        return None, *found
+                answer[i] = part
+        return None, *answer

@@ -52,7 +52,7 @@ class Passes:
         return ready
 
     def _planned(self, layers: Sequence[Adapter], largest: float, smallest: int) -> list[Plan]:
-        """The layers in groups of at least `smallest`, by device and type."""
+        """The layers of each device and type in groups, if one has at least `smallest`."""
         weights = [x.module._parameters[x.weight_name] for x in layers]
         key = largest, smallest, list(map(id, weights)), list(map(Tensor.data_ptr, weights))  # type: ignore[arg-type]
         if key != self._plans[0]:
@@ -60,8 +60,8 @@ class Passes:
             for x in layers:
                 if x.can_group and x.weight.numel() <= largest:
                     kinds.setdefault((x.weight.device, x.weight.dtype), []).append(x)
-            shared = [Plan(same).shared(smallest) for same in kinds.values()]
-            self._plans = key, [Plan(same) for same in shared if same]
+            plans = map(Plan, kinds.values())
+            self._plans = key, [plan for plan in plans if plan.largest >= smallest]
         return self._plans[1]
 
     def __deepcopy__(self, memo: Any) -> Passes:

@@ -19,7 +19,8 @@ from torch import Tensor
 # A training step on a CPU groups weights of at most THIN_WEIGHT numbers, whose whole gradient is cheap; in batches of
 # at most SMALL_BATCH samples those of at most SMALL_WEIGHT. Measured on ResNet-32: grouping its layers of 16 and 32
 # channels takes a step of 64 samples from 1.31 to 1.24 x the floor, and one of 4 samples from 1.6 to 1.2 x full
-# fine-tuning. A group must have at least MANY layers: for fewer, plain operations are faster.
+# fine-tuning. One group must have at least MANY layers, then the others cost little more: without any, plain operations
+# are faster.
 SMALL_BATCH = 16
 SMALL_WEIGHT = 1 << 16
 THIN_WEIGHT = 10_000
@@ -42,7 +43,7 @@ def largest_grouped(kernels: str, device: torch.device, samples: int) -> float:
 
 
 def smallest_group(kernels: str, device: torch.device) -> int:
-    """How many layers of one shape make a group."""
+    """How many layers of one shape there must be, for all small layers to be grouped."""
     return MANY if kernels == "auto" and device.type == "cpu" else 1
 
 
@@ -87,5 +88,5 @@ def described(kernels: str, device: torch.device) -> dict[str, str]:
     if device.type != "cpu":
         return {"kernels": "auto: grouped"}
     few = f"in batches of at most {SMALL_BATCH} at most {SMALL_WEIGHT}"
-    small = f"grouped, or plain if fewer than {MANY} share a shape, for weights of at most {THIN_WEIGHT} numbers, {few}"
+    small = f"grouped, or plain if nowhere {MANY} share a shape, for weights of at most {THIN_WEIGHT} numbers, {few}"
     return {"kernels": f"auto: factored; {small}"}
