@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rkr
+from rkr.experiment.processes import keep_freed_memory
 
 SETTINGS = (
     Setting("ResNet-32", lambda: rkr.networks.resnet32(10), "fc", 4),
@@ -57,7 +59,8 @@ def training(setting: Setting, cl: bool) -> None:
         **cases(setting, cl, "floor"),
     }
     times = interleaved(found, 25, inner=3 if setting.name == "ResNet-32" else 20)
-    one, network = x[:1].clone(memory_format=torch.preserve_format), plain(setting, cl).eval()
+    one = x[:1].clone(memory_format=torch.preserve_format)
+    network, others = plain(setting, cl).eval(), cycle([plain(setting, cl).eval() for _ in range(2)])
     model.eval()
 
     def switch() -> None:
@@ -69,15 +72,16 @@ def training(setting: Setting, cl: bool) -> None:
             "plain": lambda: network(one),
             "rkr": lambda: model(one),
             "switch": switch,
+            "in turn": lambda: next(others)(one),
         }
         single = interleaved(answers, 41, inner=10 if setting.name == "ResNet-32" else 100)
     layout = "channels_last" if cl else "contiguous"
-    more = (single["switch"] - single["rkr"]) * 1e3
+    more = [(single[a] - single[b]) * 1e3 for a, b in (("switch", "rkr"), ("in turn", "plain"))]
     print(
         f"{setting.name:10} {layout:13} step {times['rkr'] / times['full']:.2f} x full (floor"
         f" {times['floor'] / times['full']:.2f}, {times['full'] * 1e3:.2f} ms)"
         f"  one image {single['rkr'] / single['plain']:.2f} x plain ({single['plain'] * 1e3:.3f} ms)"
-        f"  switching {more:.3f} ms more",
+        f"  switching {more[0]:.3f} ms more (two plain networks in turn {more[1]:.3f})",
         flush=True,
     )
 
@@ -120,6 +124,7 @@ def compiled(setting: Setting) -> None:
 
 def run(only: str = "") -> None:
     """Print all of it."""
+    keep_freed_memory()
     print("small batches: a training step with 4 samples, one image, switching and then answering")
     for setting in SETTINGS:
         for cl in (False, True):
