@@ -14,6 +14,7 @@ All use the "axes" layout, in which R is separable: a (1 x W) convolution to K c
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +39,9 @@ def merge(w: Tensor, lm: Tensor | None, rm: Tensor | None, f: Tensor | None, lay
     out = w.clone() if f is None else w * _per_output(f, w.dim())
     if lm is None or rm is None:
         return out
+    if out.dim() > 2 and out.is_contiguous():
+        out.view(len(w), -1).addmm_(_by_place(rm, f, len(w)).t(), _repeated(lm, w.shape))
+        return out
     rows = _output_rows(rm, f, w.shape[0])  # (O·H, K)
     flat = out if w.dim() == 2 else out.movedim(1, -1)  # (O, *kernel, I): contiguous if w is channels_last
     if flat.is_contiguous():
@@ -60,6 +64,24 @@ def _add_product(out: Tensor, a: Tensor, b: Tensor) -> None:
         out.view(-1, 8, n).baddbmm_(a.reshape(-1, 8, k), b.expand(m // 8, k, n))
     else:
         out.addmm_(a, b)
+
+
+def _repeated(lm: Tensor, weight: torch.Size) -> Tensor:
+    """LM (W·I, K) as (K·H, I·H·W): for each place along H the factor at this place, and 0 at the others.
+
+    RM as (O, K·H) times this is R in the order of a contiguous weight. That is H times the multiplications, but it
+    spares moving R: 1.2 ms instead of 12 for 512 x 512 x 3 x 3.
+    """
+    inputs, width, k, height = weight[1], weight[-1], lm.shape[1], prod(weight[2:-1])
+    found = lm.new_zeros(k, height, inputs, height, width)
+    found.diagonal(dim1=1, dim2=3).copy_(lm.view(width, inputs, k, 1).permute(2, 1, 0, 3))  # (K, I, W, H)
+    return found.view(k * height, -1)
+
+
+def _by_place(rm: Tensor, f: Tensor | None, outputs: int) -> Tensor:
+    """RM as (K·H, O), each column times its output's F."""
+    rows = rm.reshape(-1, outputs)
+    return rows if f is None else rows * f
 
 
 def _per_output(f: Tensor, dim: int) -> Tensor:
@@ -100,13 +122,22 @@ class MergedWeight(torch.autograd.Function):
         if f is not None and ctx.needs_input_grad[3]:
             df = (g * w).flatten(1).sum(1)
         if lm is not None:
-            flat = g.movedim(1, -1).reshape(-1, lm.shape[0])  # (O·H, W·I)
+            k, outputs, height = lm.shape[1], len(w), rm.shape[1] // len(w)
+            ordered = g.dim() > 2 and g.is_contiguous()
+            flat = g.view(outputs, -1) if ordered else g.movedim(1, -1).reshape(-1, lm.shape[0])  # else (O·H, W·I)
             if ctx.needs_input_grad[1]:
-                dlm = (_output_rows(rm, f, w.shape[0]).t() @ flat).t()
+                if ordered:
+                    found = (_by_place(rm, f, outputs) @ flat).view(k, height, g.shape[1], height, -1)
+                    dlm = found.diagonal(dim1=1, dim2=3).sum(-1).permute(2, 1, 0).reshape(lm.shape)
+                else:
+                    dlm = (_output_rows(rm, f, outputs).t() @ flat).t()
             if ctx.needs_input_grad[2] or df is not None:
-                drows = thin(flat, lm).reshape(w.shape[0], -1, lm.shape[1])  # (O, H, K), as if F were 1
+                if ordered:
+                    drows = (flat @ _repeated(lm, w.shape).t()).view(outputs, k, -1).transpose(1, 2)
+                else:
+                    drows = thin(flat, lm).reshape(outputs, -1, k)  # (O, H, K), as if F were 1
                 if df is not None:
-                    df += (drows * _output_rows(rm, None, w.shape[0]).view_as(drows)).sum((1, 2))
+                    df += (drows * _output_rows(rm, None, outputs).view_as(drows)).sum((1, 2))
                 if f is not None:
                     drows = drows * f.view(-1, 1, 1)
                 drm = drows.permute(2, 1, 0).reshape(rm.shape)
