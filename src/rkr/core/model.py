@@ -11,20 +11,19 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from rkr.core import cost, files, inferring, merging, mixed, statistics, zoo
+from rkr.core import checks, cost, files, inferring, merging, mixed, statistics, zoo
 from rkr.core.adapters import Adapter, NormLayer, TargetLayer
-from rkr.core.adapters.base import join
 from rkr.core.adapters.norm import norm_parameters
 from rkr.core.arguments import check_name, class_list
 from rkr.core.budget import with_ranks
 from rkr.core.buffers import lent_buffers
 from rkr.core.conventions import counting, forward_like, with_classes
-from rkr.core.exchange import exchange, is_exchanged, layer_of, restore
+from rkr.core.exchange import exchange, is_exchanged, restore
 from rkr.core.find import find_layers
 from rkr.core.index import Changes
 from rkr.core.infer import FALSE_ALARMS, Rule
 from rkr.core.options import Options
-from rkr.core.passes import Passes
+from rkr.core.passes import Passes, as_when_frozen
 from rkr.core.rowwise import is_rowwise
 from rkr.core.state import Active, MergeCache, TaskState, clone_state, version_key
 from rkr.core.table import TaskTable
@@ -161,7 +160,7 @@ class RectifiedModel(nn.Module):
         self.layers: Sequence[TargetLayer] = layers
         self.tensors = Tensors(network, layers)
         self._weight_layers = [layer for layer in layers if isinstance(layer, Adapter)]
-        self._places = _places(network, layers)
+        self._places = checks.places(network, layers)
         self.replicas = Replicas()
         self.passes = Passes()
         self._base_at_start: Any = None  # version of the base when the task that trains it was added
@@ -381,12 +380,12 @@ class RectifiedModel(nn.Module):
         if labels is not None:
             kwargs["labels"] = labels
         try:
-            with self.replicas.one_at_a_time(), nullcontext() if self._is_frozen() else self._as_when_frozen():
+            with self.replicas.one_at_a_time(), nullcontext() if self._is_frozen() else as_when_frozen(self.network):
                 if tasks is not None:
                     return mixed.run(self, args, kwargs, tasks)
                 return self.run(args, kwargs, self.active.require())
         except RuntimeError as error:
-            self._explain((*args, *kwargs.values()), error)
+            checks.explain(self, (*args, *kwargs.values()), error)
             raise
 
     def for_task(self, name: str) -> View:
@@ -692,71 +691,13 @@ class RectifiedModel(nn.Module):
         """Whether a pass computes as it will after the base is frozen. A compiled graph cannot see to it."""
         return self.base_frozen or torch.is_grad_enabled() or torch.compiler.is_compiling()
 
-    @contextmanager
-    def _as_when_frozen(self) -> Iterator[None]:
-        """Without gradients, compute exactly as after the base is frozen.
-
-        torch chooses some kernels by `requires_grad`, even under no_grad, so the last bits could differ.
-        """
-        shared = [p for p in self.network.parameters() if p.requires_grad]
-        try:
-            for p in shared:
-                p.requires_grad_(False)
-            yield
-        finally:
-            for p in shared:
-                p.requires_grad_(True)
-
-    def _explain(self, inputs: Sequence[Any], error: RuntimeError) -> None:
-        """Raise a clear error if types or devices that do not match caused this one."""
-        base = next(iter(self.network.parameters()))
-        own = list(self.tasks.parameters())[:1]
-        found = [(p, "the task") for p in own] + [(x, "the input") for x in inputs]
-        for value, what in found:
-            if not isinstance(value, Tensor) or not value.is_floating_point():
-                continue
-            if value.dtype != base.dtype or value.device != base.device:
-                raise UsageError(
-                    f"{what} is {value.dtype} on {value.device}, but the network is {base.dtype} on {base.device}: "
-                    "convert the input with x.to(...), or the whole model with model.to(...)"
-                ) from error
-
     def check_layers(self) -> None:
         """Check that target layers were not replaced, and that no module with buffers was added after `rectify`."""
-        self.check_owner()
-        modules, known = dict(self.network.named_modules()), {id(layer.module) for layer in self.layers}
-        for layer in self.layers:
-            if modules.get(layer.path) is not layer.module:
-                raise UsageError(
-                    f"layer {layer.path!r} was replaced after rectify, and tasks cannot change the new one: change "
-                    "the network (to SyncBatchNorm, for instance) before rectify"
-                )
-        for path, module in modules.items():
-            if id(module) not in known and any(b is not None for b in module._buffers.values()):
-                raise UsageError(
-                    f"module {path!r} came after rectify, and later tasks would change its buffers: build the whole "
-                    "network before rectify, if necessary by running it once"
-                )
+        checks.check_layers(self)
 
     def check_owner(self) -> None:
         """Check that the network still computes with this model's tasks."""
-        if self.layers and layer_of(self.layers[0].module) is not self.layers[0]:
-            raise UsageError(
-                "this model's network was given to another rectified model: use that one, or load this one again "
-                "with a new network"
-            )
-
-
-def _places(network: nn.Module, layers: Sequence[TargetLayer]) -> list[tuple[dict[str, Any], str, nn.Module]]:
-    """Where each target layer, and each module that holds one, is found: a dictionary of modules, and a name there."""
-    found: dict[str, tuple[dict[str, Any], str, nn.Module]] = {}
-    for layer in layers:
-        parent, path = network, ""
-        for name in filter(None, layer.path.split(".")):
-            modules, path = parent._modules, join(path, name)
-            parent = modules[name]  # type: ignore[assignment]
-            found[path] = modules, name, parent
-    return list(found.values())
+        checks.check_owner(self)
 
 
 def _keep_what_was_loaded(model: nn.Module, _: Any) -> None:

@@ -6,11 +6,12 @@ model, a compiled graph, a transform of torch.func), each layer makes its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rkr.core import ways
 from rkr.core.adapters import Adapter
@@ -69,6 +70,22 @@ class Passes:
 
     def __reduce__(self) -> tuple[type[Passes], tuple[()]]:
         return Passes, ()
+
+
+@contextmanager
+def as_when_frozen(network: nn.Module) -> Iterator[None]:
+    """Without gradients, compute exactly as after the base is frozen.
+
+    torch chooses some kernels by `requires_grad`, even under no_grad, so the last bits could differ.
+    """
+    shared = [p for p in network.parameters() if p.requires_grad]
+    try:
+        for p in shared:
+            p.requires_grad_(False)
+        yield
+    finally:
+        for p in shared:
+            p.requires_grad_(True)
 
 
 def _sources(layers: Sequence[Adapter], task: TaskState) -> list[Tensor]:
