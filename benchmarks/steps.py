@@ -149,7 +149,7 @@ def own_head(setting: Setting, network: nn.Module) -> nn.Module:
 
 def run(only: str = "") -> None:
     """Print one line for each network and memory layout."""
-    keep_freed_memory()  # else the floor of ResNet-32 spends a quarter of its time on page faults
+    keep_freed_memory()  # else the floor of ResNet-32 spends a fifth of its time on page faults
     print("training step, relative to full fine-tuning in the same memory layout")
     if find_spec("peft") is None:
         print("without peft, which is not installed")
