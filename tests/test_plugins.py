@@ -343,6 +343,20 @@ def test_a_plug_in_that_fails_to_import(command: Command, tmp_path: Path, monkey
     assert (code, err) == (0, "")  # said once
 
 
+@pytest.mark.usefixtures("installed")
+def test_a_loss_that_is_no_outcome(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "bare.py").write_text(
+        "from rkr.methods.finetune import Finetune\n"
+        "class Bare(Finetune):\n    def loss(self, x, y): return super().loss(x, y).loss\n"
+    )
+    path = recipe(tmp_path, {**DOTTED, "method": "bare:Bare"})
+    code, _, err = command("run", str(path), "--out", str(tmp_path / "runs"), "--no-figures")
+    assert (code, err.strip().splitlines()[-1]) == (
+        2,
+        "rkr: Bare.loss must return rkr.methods.Outcome(loss, correct), not Tensor",
+    )
+
+
 def test_registering_by_hand() -> None:
     """A decorator in any module; names are taken once."""
 

@@ -21,7 +21,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 from rkr.data import Batches, Stream
 from rkr.data.task import Samples
-from rkr.errors import RkrError
+from rkr.errors import RkrError, UsageError
 from rkr.experiment.events import EpochEnd, Progress, Watch
 from rkr.experiment.execution import Diverged, Execution, Interrupted
 from rkr.experiment.folder import RunFolder
@@ -148,6 +148,11 @@ class Loop:
                 x, y = x.new_zeros(1, *x.shape[1:]), y.new_full((1,), learner.task.start)
             with fabric.autocast(), placeholder_batch(not share):
                 outcome = learner.loss(x, y)
+            if not isinstance(outcome, Outcome):
+                raise UsageError(
+                    f"{type(learner).__name__}.loss must return rkr.methods.Outcome(loss, correct), "
+                    f"not {type(outcome).__name__}"
+                )
             loss = outcome.loss if fabric.world_size == 1 else outcome.loss * share
             optimizer.zero_grad(set_to_none=True)
             fabric.backward(loss)
