@@ -144,3 +144,15 @@ def test_additions_are_typed_like_the_package() -> None:
         for block in blocks(section):
             if block.kind == "python" and block.said.startswith("`src/"):
                 assert ast.get_docstring(ast.parse(block.code)), title
+
+
+@pytest.mark.parametrize("file", ["benchmarks/avalanche.txt", "tests/vision.txt"])
+def test_separate_installations_have_the_pinned_versions(file: str) -> None:
+    """pip gets both files at once, and installs nothing if they differ."""
+
+    def versions(path: str) -> dict[str, str]:
+        return dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / path).read_text(), re.MULTILINE))
+
+    pinned, own = versions("constraints.txt"), versions(file)
+    assert {name: version for name, version in own.items() if pinned.get(name, version) != version} == {}
+    assert own
