@@ -21,7 +21,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rkr.atomic import write_atomic
 from rkr.core.zoo import read_about
 from rkr.errors import FileError, RkrError
 from rkr.importing import search_path
@@ -104,11 +103,8 @@ class Learning:
     # -- from other threads -------------------------------------------------------------------------------
 
     def work(self) -> Path:
-        """A new folder for what comes with a request. If this process is killed, the next one removes it."""
-        with self._changed:
-            if not self._own.name:
-                self._own = self._folders.enter_context(own_folder(self._folder / JOBS))
-            return Path(tempfile.mkdtemp(dir=self._own))
+        """A new folder for what comes with a request."""
+        return Path(tempfile.mkdtemp(dir=self._place()))
 
     def check(self, task: str) -> None:
         """Raise Refused if a task of this name cannot be learned now."""
@@ -265,13 +261,22 @@ class Learning:
 
     # -- files --------------------------------------------------------------------------------------------
 
+    def _place(self) -> Path:
+        """The folder for unfinished files. If this process is killed, the next one removes it."""
+        with self._changed:
+            if not self._own.name:
+                self._own = self._folders.enter_context(own_folder(self._folder / JOBS))
+            return self._own
+
     def _path(self, task: str) -> Path:
         return self._folder / JOBS / f"{hashlib.sha256(task.encode('utf-8', 'replace')).hexdigest()[:32]}.json"
 
     def _note(self, job: Job) -> None:
-        with contextlib.suppress(FileError):  # it is only told less
-            values = {"server": self._own.name, **job.to_json()}
-            write_atomic(self._path(job.task), json.dumps(values).encode(), durable=False)
+        with contextlib.suppress(OSError):  # it is only told less
+            place = self._place()
+            with tempfile.NamedTemporaryFile("w", dir=place, delete=False) as file:
+                json.dump({"server": place.name, **job.to_json()}, file)
+            os.replace(file.name, self._path(job.task))
             ended = sorted((j for j in self._known() if j.over), key=lambda j: j.started)
             for old in ended[:-KEPT]:
                 self._path(old.task).unlink(missing_ok=True)
